@@ -30,7 +30,7 @@ def busy(tmp_path: Path) -> Path:
 
 
 def test_one_process_and_nothing_beside_it(runs: Runs, busy: Path) -> None:
-    """R-03: one process, on the CPU, no workers, no background saves, whatever the config says."""
+    """One process, on the CPU, no workers, no background saves, whatever the config says."""
     assert train.main(["--config", str(busy), "--debug", "--dir.runs_dir", str(runs.root)]) == 0
     folder = runs.root / "debug"
     assert json.loads((folder / "run.json").read_text())["attempts"][0]["world_size"] == 1
@@ -39,7 +39,7 @@ def test_one_process_and_nothing_beside_it(runs: Runs, busy: Path) -> None:
 
 
 def test_the_command_line_wins(monkeypatch: pytest.MonkeyPatch, busy: Path) -> None:
-    """R-03: who asks for two processes in the same breath gets them."""
+    """Who asks for two processes in the same breath gets them."""
     asked: list[Any] = []
 
     def spawn(gpu_ids: Any, config: DistConfig, argv: list[str]) -> int:

@@ -22,7 +22,7 @@ from tests.test_task import QUIET, TURNS, apart
 
 
 def test_another_limit_of_clipping_in_a_stage(runs: Runs) -> None:
-    """CT-26: it holds from the end of the first stage on; so near to 0 that nothing is learnt."""
+    """It holds from the end of the first stage on; so near to 0 that nothing is learnt."""
     sgd, stages = ["--optim.optim_type", "SGD"], "[{until: 1}, {optim: {clip_gradients: 1e-20}}]"
     long = runs.train(*resumable("plain", *sgd, "--stages", stages), name="long")
     short = runs.train(*resumable("plain", *sgd, "--progress.max_steps", "5"), name="short")
@@ -54,7 +54,7 @@ def test_a_plateau_waits_for_the_epoch_where_data_change(runs: Runs) -> None:
     ],
 )
 def test_moments_stay_with_the_same_optimizer(runs: Runs, stages: str, kept: bool) -> None:
-    """R-51: of the parameters that continue; for new parameters and another optimizer they start from nothing."""
+    """Of the parameters that continue; for new parameters and another optimizer they start from nothing."""
     folder = runs.train(*TOWER, "--stages", stages, "--progress.max_steps", "6", "--progress.epoch_val", "-1")
     optimizer = load(folder)["optimizer"]
     steps = {
@@ -66,7 +66,7 @@ def test_moments_stay_with_the_same_optimizer(runs: Runs, stages: str, kept: boo
 
 
 def test_batch_norms_move_again(runs: Runs) -> None:
-    """R-36: the statistics of a frozen batch norm stand still, in its stage only."""
+    """The statistics of a frozen batch norm stand still, in its stage only."""
     stages = "[{until: 2step}, {until: 4step, freeze: ['features.*']}, {}]"
     folder = runs.train("--stages", stages, *EACH_STEP)
     counts = [int(model(folder, step)["features.0.1.num_batches_tracked"]) for step in (2, 4, 6)]
@@ -74,7 +74,7 @@ def test_batch_norms_move_again(runs: Runs) -> None:
 
 
 def test_an_evaluation_has_the_weights_of_its_checkpoint(runs: Runs, evaluated: Callable[..., dict[str, Any]]) -> None:
-    """R-51: evaluate.py measures the same loss as the run did, in any stage and at any weight."""
+    """evaluate.py measures the same loss as the run did, in any stage and at any weight."""
     stages = "[{until: 1.2epoch}, {loss: {size: {weight: {end: 3, until: 2epoch}}}}]"
     folder = runs.train(*LOSSES, "--stages", stages, *EACH_STEP, "--progress.epoch_val", "0.2")
     measured = {entry["step"]: entry["values"] for entry in metrics(folder, "val")}
@@ -86,7 +86,7 @@ def test_an_evaluation_has_the_weights_of_its_checkpoint(runs: Runs, evaluated: 
 @pytest.mark.slow
 @pytest.mark.parametrize("stages", [THREE.replace("layers.*", "layers.0.*"), PLATEAU])
 def test_two_ranks_train_as_one(runs: Runs, stages: str) -> None:
-    """R-51, QQ-57: the same weights in every stage; data of a size that is no multiple of the step's."""
+    """The same weights in every stage; data of a size that is no multiple of the step's."""
     tower = "{type: engine.test_stages.Still}"
     given = ["--model", tower, "--loss", CE, "--stages", stages, "--precision.mode", "fp64", *EACH_STEP]
     given += ["--debug.max_samples", "149", "--progress.epoch_val", "0.4epoch"]
@@ -101,7 +101,7 @@ def test_two_ranks_train_as_one(runs: Runs, stages: str) -> None:
 
 @pytest.mark.slow
 def test_sharded_ranks_in_stages(runs: Runs) -> None:
-    """R-51: FSDP with another optimizer, rate and weight per stage; cut at the start of a stage and resumed."""
+    """FSDP with another optimizer, rate and weight per stage; cut at the start of a stage and resumed."""
     stages = (
         "[{until: 4step, optim: {lr: 0.01}}, {until: 7step}, {optim: {optim_type: SGD}, loss: {size: {weight: 2}}}]"
     )
@@ -124,7 +124,7 @@ def test_a_debug_run_has_no_later_stages(runs: Runs) -> None:
 
 @pytest.mark.slow
 def test_two_updates_on_two_ranks(runs: Runs) -> None:
-    """R-51: a task with several updates, each of which is wrapped anew."""
+    """A task with several updates, each of which is wrapped anew."""
     given = [*TURNS, *QUIET, "--stages", "[{until: 4step}, {optim: {lr: 0.01}}]", "--precision.mode", "fp64"]
     alone = runs.train(*given, name="alone")
     several(runs, 2, runs.words(*given, "--batch_size", "16", name="two"))
@@ -158,7 +158,7 @@ def test_two_updates_on_two_ranks(runs: Runs) -> None:
     ],
 )
 def test_a_stage_that_cannot_be_is_refused(runs: Runs, words: list[str], message: list[str]) -> None:
-    """R-51: where it is written, and before anything is built."""
+    """Where it is written, and before anything is built."""
     with pytest.raises(ConfigError) as caught:
         runs.train("--stages", *words)
     assert all(part in str(caught.value) for part in message), str(caught.value)
@@ -166,7 +166,7 @@ def test_a_stage_that_cannot_be_is_refused(runs: Runs, words: list[str], message
 
 
 def test_a_mistake_in_a_stage_names_its_line(runs: Runs, tmp_path: Path) -> None:
-    """D-16: like any other key; what is wrong in the run's own settings is not reported again for each stage."""
+    """Like any other key; what is wrong in the run's own settings is not reported again for each stage."""
     file = tmp_path / "run.yaml"
     file.write_text(f"$BASE: {CONFIG}\nstages:\n  - until: 1epoch\n  - optim:\n      lr: fast\nmodel:\n  wdth: 3\n")
     with pytest.raises(ConfigError) as caught:
@@ -194,7 +194,7 @@ def test_a_mistake_in_a_stage_names_its_line(runs: Runs, tmp_path: Path) -> None
     ],
 )
 def test_a_stage_that_does_not_fit_the_run_is_refused(runs: Runs, stages: str, message: str) -> None:
-    """R-51: before the first step, not when the stage begins."""
+    """Before the first step, not when the stage begins."""
     try:
         assert runs.fail(*TOWER, "--stages", stages) == 2
         text = log(runs.root / "run")
@@ -216,14 +216,13 @@ def test_a_stage_that_does_not_fit_the_run_is_refused(runs: Runs, stages: str, m
     ],
 )
 def test_a_weight_that_cannot_be_is_refused(runs: Runs, weight: str, message: list[str]) -> None:
-    """D-16."""
     with pytest.raises(ConfigError) as caught:
         runs.train("--loss.CrossEntropyLoss.weight", weight)
     assert all(part in str(caught.value) for part in message), str(caught.value)
 
 
 def test_changed_stages_are_refused_on_resume(runs: Runs) -> None:
-    """D-05: what is trained would change; with allow_changes, there must still be such a stage."""
+    """What is trained would change; with allow_changes, there must still be such a stage."""
     given = [*TOWER, "--progress.max_steps", "6", "--stages"]
     runs.train(*given, "[{until: 4step}, {until: 5step}, {}]")
     assert runs.fail(*given, "[{until: 3step}, {}]", "--resume", "auto") == 2

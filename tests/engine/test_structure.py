@@ -25,7 +25,7 @@ YOURS = {Path(custom.__path__[0]).name, "train", "evaluate", "predict", "library
 
 
 def test_the_engine_does_not_know_your_code() -> None:
-    """R-11: nothing in common imports the project's own package, its entry points or its tests."""
+    """Nothing in common imports the project's own package, its entry points or its tests."""
     found = imports()
     assert len(found) > 20
     wrong = {name: [use for use in uses if use.split(".")[0] in YOURS] for name, uses in found.items()}
@@ -54,7 +54,7 @@ def test_your_code_needs_only_the_engine() -> None:
 
 
 def test_rooms_import_only_from_the_floors_below() -> None:
-    """R-11: so the engine can be read from the ground up, and a stranger knows what a room may need."""
+    """So the engine can be read from the ground up, and a stranger knows what a room may need."""
     floor = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
     found = imports()
     assert {room(name) for name in found} - {""} <= floor.keys()
@@ -95,7 +95,7 @@ def test_every_room_says_what_it_is_for() -> None:
 
 
 def test_no_module_needs_itself() -> None:
-    """R-11: the engine can be read from the ground up, since no import leads back to where it started."""
+    """The engine can be read from the ground up, since no import leads back to where it started."""
     found = imports(types=False)
     open_: list[str] = []
     done: set[str] = set()

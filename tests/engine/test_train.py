@@ -30,7 +30,7 @@ def test_what_the_constructor_of_a_data_set_draws_is_seeded(runs: Runs) -> None:
 
 
 def test_evaluate_with_its_own_config_and_folder(runs: Runs, tmp_path: Path) -> None:
-    """CT-45: --configs is used when given, and --dir.eval_dir."""
+    """--configs is used when given, and --dir.eval_dir."""
     import evaluate
 
     folder = runs.train("--progress.epoch", "1")
@@ -46,7 +46,7 @@ def test_evaluate_with_its_own_config_and_folder(runs: Runs, tmp_path: Path) -> 
 def test_evaluation_does_not_read_the_training_data(
     runs: Runs, evaluated: Evaluated, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """R-02: evaluate.py starts fast."""
+    """evaluate.py starts fast."""
     folder = runs.train("--progress.epoch", "1")
     modes = []
 
@@ -61,21 +61,21 @@ def test_evaluation_does_not_read_the_training_data(
 
 
 def test_numbered_checkpoints_are_kept_by_number(runs: Runs) -> None:
-    """CT-48, D-52: the newest of them, and latest and best beside."""
+    """The newest of them, and latest and best beside."""
     folder = runs.train("--progress.epoch_save_checkpoint", "2step", "--checkpoint.keep", "2")
     names = sorted(path.name for path in (folder / "checkpoints").iterdir())
     assert names == ["best.pt", "latest.pt", "previous.pt", "step_00000008.pt", "step_00000010.pt"]
 
 
 def test_save_time_saves_between_epochs(runs: Runs) -> None:
-    """CT-47, D-03: by the clock, with the true position, not the next epoch's."""
+    """By the clock, with the true position, not the next epoch's."""
     words = ["--progress.save_time", "0.000001", "--progress.epoch_save_latest", "-1", "--progress.epoch_val", "-1"]
     folder = runs.train(*words, "--progress.epoch", "1")
     assert [entry["step"] for entry in metrics(folder, "checkpoint")] == [1, 2, 3, 4, 5]
 
 
 def test_initial_evaluation(runs: Runs) -> None:
-    """CT-44: before the first step."""
+    """Before the first step."""
     folder = runs.train("--progress.init_eval", "true", "--progress.epoch", "1")
     assert [entry["step"] for entry in metrics(folder, "eval")] == [0]
     assert (folder / "eval" / "epoch_000000" / "metrics.json").is_file()
@@ -85,7 +85,7 @@ def test_initial_evaluation(runs: Runs) -> None:
 
 @pytest.mark.parametrize("name", ["LBFGS", "SGD", "rmsprop", "torch.optim.NAdam"])
 def test_optimizers_by_name(runs: Runs, name: str) -> None:
-    """R-07, D-14, D-15: any torch optimizer trains, LBFGS with its closure too."""
+    """Any torch optimizer trains, LBFGS with its closure too."""
     words = ["--model", "{type: tests.parts.Plain}", "--optim.optim_type", name, "--optim.lr", "0.01"]
     folder = runs.train(*words)
     losses = [entry["values"]["loss"] for entry in metrics(folder, "val")]
@@ -93,7 +93,7 @@ def test_optimizers_by_name(runs: Runs, name: str) -> None:
 
 
 def test_rates_of_named_groups(runs: Runs) -> None:
-    """R-24: groups of the config have their names in every record."""
+    """Groups of the config have their names in every record."""
     words = ["--optim.groups", "[{match: head.*, lr_mult: 100, name: top}]", "--progress.epoch", "1"]
     values = metrics(runs.train(*words), "train")[-1]["values"]
     assert (values["lr_rest"], values["lr_top"]) == (1e-3, 0.1)
@@ -101,7 +101,7 @@ def test_rates_of_named_groups(runs: Runs) -> None:
 
 
 def test_clipping_and_its_norm(runs: Runs) -> None:
-    """CT-25, MM-97: the norm before clipping is logged, without fp16's scale; a limit holds the step back."""
+    """The norm before clipping is logged, without fp16's scale; a limit holds the step back."""
     words = ["--optim.optim_type", "SGD", "--optim.lr", "1.0", "--progress.epoch", "1"]
     folder = runs.train(*words, "--optim.clip_gradients", "1e-9")
     assert all(entry["values"]["grad_norm"] > 1e-3 for entry in metrics(folder, "train"))
@@ -114,7 +114,7 @@ def test_clipping_and_its_norm(runs: Runs) -> None:
 
 
 def test_debug_names_the_operation(runs: Runs) -> None:
-    """R-03: anomaly detection says which operation made a gradient that is not a number, and where it was called."""
+    """Anomaly detection says which operation made a gradient that is not a number, and where it was called."""
     loss = "{$REPLACE: true, ce: {type: tests.parts.NanGradient, at: 3}}"
     assert runs.fail("--loss", loss, "--debug.debug_mode", "true") == 1
     log = (runs.root / "run" / "train.log").read_text()
@@ -135,7 +135,7 @@ def test_debug_names_the_operation(runs: Runs) -> None:
     ],
 )
 def test_a_signal_to_all_processes(runs: Runs, number: signal.Signals, code: int, words: str) -> None:
-    """CT-50, R-46: as a terminal and a scheduler send it, to the loader's workers too; they serve until all is saved.
+    """As a terminal and a scheduler send it, to the loader's workers too; they serve until all is saved.
 
     And then they are gone.
     """
@@ -184,7 +184,7 @@ class Stuck(DigitsDataset):
 
 @pytest.mark.parametrize(("pause", "saved"), [(0.01, True), (1.1, False)])
 def test_ctrl_c_twice(runs: Runs, pause: float, saved: bool) -> None:
-    """CT-50: a second Ctrl-C leaves at once; one that is sent to a group and handed on in it too is still the first."""
+    """A second Ctrl-C leaves at once; one that is sent to a group and handed on in it too is still the first."""
     words = ["--loss", f"{{$REPLACE: true, ce: {{type: engine.test_train.Interrupted, pause: {pause}}}}}"]
     assert runs.fail(*words, "--progress.epoch_val", "-1", "--best.metric", "ce") == 130
     assert (runs.root / "run" / "checkpoints" / "latest.pt").is_file() is saved

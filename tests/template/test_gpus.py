@@ -63,7 +63,7 @@ def project(render: Render, tmp_path_factory: pytest.TempPathFactory) -> Project
 
 @pytest.mark.gpu("cpu")
 def test_one_gpu_trains_as_the_cpu_does(project: Project) -> None:
-    """CT-13, R-64: by gpu.sh; equal weights, within 1e-4; evaluate.py finds the same number on both."""
+    """By gpu.sh; equal weights, within 1e-4; evaluate.py finds the same number on both."""
     need_gpus(1)
     project.train("cpu", 32, *PLAIN, "--gpu_ids", "-1")
     done = project.run("sh", "scripts/gpu.sh", *SMALL, *PLAIN, "--name", "gpu", "--batch_size", "32", GPUS="0")
@@ -84,7 +84,7 @@ def test_one_gpu_trains_as_the_cpu_does(project: Project) -> None:
 
 @pytest.mark.gpu("nccl")
 def test_more_processes_than_gpus(project: Project) -> None:
-    """R-64: refused, not shared."""
+    """Refused, not shared."""
     need_gpus(1)
     count = torch.cuda.device_count() + 1
     launcher = [*TORCHRUN[:-1], f"--nproc-per-node={count}"]
@@ -96,7 +96,7 @@ def test_more_processes_than_gpus(project: Project) -> None:
 @pytest.mark.gpu("nccl")
 @pytest.mark.parametrize("launcher", ["spawn", "torchrun"])
 def test_two_gpus_train_as_one_does(project: Project, launcher: str) -> None:
-    """CT-16, TP-12, TP-03: nccl, one process on each; equal weights at one global batch, within 1e-5."""
+    """Nccl, one process on each; equal weights at one global batch, within 1e-5."""
     need_gpus(2)
     project.train("one", 32, *PLAIN, "--gpu_ids", "0", "--resume", "auto")
     start = (sys.executable,) if launcher == "spawn" else tuple(TORCHRUN)
@@ -117,7 +117,7 @@ def test_two_gpus_train_as_one_does(project: Project, launcher: str) -> None:
     ids=["sync_bn", "fsdp, offload", "fsdp, bf16"],
 )
 def test_what_two_gpus_can(project: Project, words: list[str], request: pytest.FixtureRequest) -> None:
-    """CT-18, R-36: batch norm over both; weights shared out between both."""
+    """Batch norm over both; weights shared out between both."""
     need_gpus(2)
     name = re.sub(r"\W+", "_", request.node.name)
     assert "finished at epoch 2" in project.train(name, 16, "--gpu_ids", "0,1", *words)
@@ -125,7 +125,7 @@ def test_what_two_gpus_can(project: Project, words: list[str], request: pytest.F
 
 @pytest.mark.gpu("nccl")
 def test_a_failure_on_two_gpus(project: Project, tmp_path: Path) -> None:
-    """R-14: no process waits for nccl."""
+    """No process waits for nccl."""
     need_gpus(2)
     broke = tmp_path / "broke"
     words = ["--model", "{$REPLACE: true, type: tests.parts.Breaks}", "--gpu_ids", "0,1", "--name", "failing"]
@@ -151,7 +151,7 @@ def operators(project: Project, tmp_path_factory: pytest.TempPathFactory) -> Pat
 @pytest.mark.gpu("operators")
 @pytest.mark.parametrize(("device", "gpus"), [("cpu", 0), ("cuda", 1), ("cuda:1", 2)])
 def test_operators(project: Project, operators: Path, device: str, gpus: int) -> None:
-    """CT-62, CT-63, CT-70, D-54: values, gradients, layouts, autocast, compilation, streams, on the tensor's device.
+    """Values, gradients, layouts, autocast, compilation, streams, on the tensor's device.
 
     On the CPU as well: what only a GPU can show to be right, is then known to run.
     """

@@ -45,7 +45,6 @@ KEPT = [
 
 @pytest.mark.parametrize(("before", "after"), RENAMED)
 def test_package_and_paths_are_renamed(post_gen: ModuleType, before: str, after: str) -> None:
-    """CT-66."""
     assert post_gen.CUSTOM.sub("spinlab", before) == after
     assert post_gen.CUSTOM.sub("spinlab", f"one\n{before}\ntwo\n") == f"one\n{after}\ntwo\n"
 
@@ -79,7 +78,7 @@ def test_running_again_changes_nothing(tmp_path: Path, settings: Path) -> None:
 
 
 def test_only_the_inside_of_the_project_is_renamed(tmp_path: Path, settings: Path) -> None:
-    """CT-68: a parent folder, or the project itself, may be called custom."""
+    """A parent folder, or the project itself, may be called custom."""
     parent = tmp_path / "custom"
     parent.mkdir()
     project = fresh(parent, settings, proj_name="custom", custom_name="spinlab")

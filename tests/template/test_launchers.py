@@ -72,7 +72,7 @@ MPIRUN = {
 
 @pytest.mark.parametrize("family", MPIRUN)
 def test_mpirun(project: Project, family: str) -> None:
-    """MM-75, TP-03: a real mpirun starts the processes, and they find each other."""
+    """A real mpirun starts the processes, and they find each other."""
     package, command = MPIRUN[family]
     need({package: command[:1]})
     version = run([command[0], "--version"], project.root).stdout.split("\n")[0]
@@ -85,7 +85,7 @@ def test_mpirun(project: Project, family: str) -> None:
 
 @pytest.mark.parametrize("family", MPIRUN)
 def test_a_failure_under_mpirun(project: Project, family: str, tmp_path: Path) -> None:
-    """R-14: whatever one process of several dies of, mpirun ends within 10 s, and not with 0."""
+    """Whatever one process of several dies of, mpirun ends within 10 s, and not with 0."""
     package, command = MPIRUN[family]
     need({package: command[:1]})
     variable = "OMPI_COMM_WORLD_RANK" if family == "open-mpi" else "PMI_RANK"
@@ -202,7 +202,7 @@ def until(condition: Callable[[], bool], seconds: float = 60) -> None:
 
 
 def test_torchrun_on_two_hosts(project: Project, hosts: Hosts, start: Start) -> None:
-    """CT-14: the c10d rendezvous over a network, with one process on each host."""
+    """The c10d rendezvous over a network, with one process on each host."""
     launcher = [sys.executable, "-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=1", "--rdzv-id=x"]
     launcher += ["--rdzv-backend=c10d", f"--rdzv-endpoint={hosts.names[0]}:29400"]
     pair = start([[*launcher, *project.words("two_hosts", 16)[1:]]] * 2, [{}, {}])
@@ -216,7 +216,7 @@ LONG = ["--progress.epoch", "100000", "--progress.epoch_val", "-1", "--progress.
 
 
 def test_a_killed_process_on_another_host(project: Project, hosts: Hosts, start: Start) -> None:
-    """R-14: without a launcher that would notice; the kernel of the other host closes the connection."""
+    """Without a launcher that would notice; the kernel of the other host closes the connection."""
     words = project.words("killed", 16, *LONG)
     pair = start([words, words], [by_hand(host, hosts) for host in (0, 1)])
     until(lambda: running(project, "killed"))
@@ -229,7 +229,7 @@ def test_a_killed_process_on_another_host(project: Project, hosts: Hosts, start:
 
 
 def test_a_cut_cable(project: Project, hosts: Hosts, start: Start) -> None:
-    """R-14: no process has failed, but after dist.timeout none continues waiting."""
+    """No process has failed, but after dist.timeout none continues waiting."""
     words = project.words("cut", 16, *LONG, "--dist.timeout", "4")
     pair = start([words, words], [by_hand(host, hosts) for host in (0, 1)])
     until(lambda: running(project, "cut"))

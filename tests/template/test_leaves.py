@@ -195,7 +195,7 @@ def test_what_the_answer_refuses(tmp_path: Path, settings: Path) -> None:
     "name", [pytest.param(name, marks=() if name in TRIED_OFTEN else pytest.mark.full) for name in COMBINATIONS]
 )
 def test_each_combination_works(render: Render, tmp_path: Path, name: str) -> None:
-    """CT-64: style, types (of the tests too); trained, killed, resumed to the same weights, evaluated."""
+    """Style, types (of the tests too); trained, killed, resumed to the same weights, evaluated."""
     project = tmp_path / "project"
     shutil.copytree(render(**COMBINATIONS[name]), project)
     check(project, "-m", "ruff", "check", "--no-cache", ".")

@@ -31,13 +31,11 @@ GOOD_CUSTOMS = ["custom", "spinlab", "my_custom", "custom_code", "X", "x" * 24, 
 
 @pytest.mark.parametrize("name", BAD_PROJECTS)
 def test_bad_project_name_has_a_problem(pre_gen: ModuleType, name: str) -> None:
-    """CT-64, D-63."""
     assert pre_gen.problem_with_project(name)
 
 
 @pytest.mark.parametrize("name", BAD_CUSTOMS)
 def test_bad_custom_name_has_a_problem(pre_gen: ModuleType, name: str) -> None:
-    """CT-66, D-63."""
     assert pre_gen.problem_with_custom(name)
 
 
@@ -130,7 +128,7 @@ def test_a_name_that_is_a_folder_already_is_refused(tmp_path: Path, settings: Pa
 
 
 def test_an_existing_project_is_not_overwritten(tmp_path: Path, settings: Path) -> None:
-    """CT-64: a second rendering stops."""
+    """A second rendering stops."""
     project = fresh(tmp_path, settings)
     (project / "train.py").write_text("mine\n")
     with pytest.raises(OutputDirExistsException):

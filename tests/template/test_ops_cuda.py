@@ -88,7 +88,7 @@ def codes(library: Path) -> Iterator[tuple[int, int]]:
 
 
 def test_both_sources_are_compiled_for_both_gpus(built: Build) -> None:
-    """CT-62, CT-63, CT-69, D-08, D-54: as the script says; the last one with PTX, for GPUs to come."""
+    """As the script says; the last one with PTX, for GPUs to come."""
     assert "custom/ops: built in" in built.said
     assert "CUDA  add_matrix.cu scale_exp.cu for 8.0, 9.0+PTX\n" in built.said
     assert str(built.library()) in built.said
@@ -96,7 +96,7 @@ def test_both_sources_are_compiled_for_both_gpus(built: Build) -> None:
 
 
 def test_no_kernel_spills_registers(built: Build) -> None:
-    """CT-62, CT-63: three kernels for four dtypes, each for two GPUs; nothing goes to slow memory."""
+    """Three kernels for four dtypes, each for two GPUs; nothing goes to slow memory."""
     kernels = re.findall(
         r"Compiling entry function '\S*?(add_matrix|scale_exp(?:_backward)?)_kernel\S*' for", built.ptxas
     )
@@ -106,7 +106,7 @@ def test_no_kernel_spills_registers(built: Build) -> None:
 
 
 def test_it_loads_where_pytorch_has_no_cuda(built: Build) -> None:
-    """CT-69, XP-02, D-54: every symbol is found at once, and the kernels are registered for both kinds of device."""
+    """Every symbol is found at once, and the kernels are registered for both kinds of device."""
     done = built.run(sys.executable, "-c", LOADED)
     assert done.returncode == 0, done.stderr
     assert "C++ on the CPU, CUDA for 8.0, 9.0+PTX on a GPU" in done.stdout
@@ -115,7 +115,7 @@ def test_it_loads_where_pytorch_has_no_cuda(built: Build) -> None:
 
 
 def test_its_cuda_runtime_is_its_own(built: Build) -> None:
-    """D-54: PyTorch may bring another version of it; none of its functions is taken from there, or given to it."""
+    """PyTorch may bring another version of it; none of its functions is taken from there, or given to it."""
     done = subprocess.run(["nm", "-D", str(built.library())], capture_output=True, text=True, check=True)
     symbols = [line.split()[-1] for line in done.stdout.splitlines()]
     assert "torch_call_dispatcher" in symbols
@@ -123,7 +123,7 @@ def test_its_cuda_runtime_is_its_own(built: Build) -> None:
 
 
 def test_a_second_run_does_nothing(built: Build) -> None:
-    """CT-69: it says so, and leaves the library alone."""
+    """It says so, and leaves the library alone."""
     before = built.library(), built.library().stat().st_mtime_ns
     done = built.install()
     assert done.returncode == 0, done.stderr
@@ -137,7 +137,7 @@ def test_a_second_run_does_nothing(built: Build) -> None:
 
 
 def test_what_cannot_be_built(built: Build, tmp_path: Path) -> None:
-    """CT-69, XP-02: refused at once, with what to do; nothing is left behind."""
+    """Refused at once, with what to do; nothing is left behind."""
     done = built.elsewhere(tmp_path).install(CUDA_HOME="/nowhere")
     assert done.returncode == 1
     assert done.stdout == ""
@@ -148,7 +148,7 @@ def test_what_cannot_be_built(built: Build, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("wanted", "named"), [("3.0", "compute_30"), ("Ampere", "compute_Ampere")])
 def test_a_gpu_that_nvcc_does_not_know(built: Build, tmp_path: Path, wanted: str, named: str) -> None:
-    """CT-69: the compiler's own words, and the way out."""
+    """The compiler's own words, and the way out."""
     done = built.elsewhere(tmp_path).install(TORCH_CUDA_ARCH_LIST=wanted)
     assert done.returncode == 1
     assert named in done.stderr
@@ -157,7 +157,7 @@ def test_a_gpu_that_nvcc_does_not_know(built: Build, tmp_path: Path, wanted: str
 
 
 def test_cuda_can_be_left_out(built: Build, tmp_path: Path) -> None:
-    """XP-02: with an nvcc on the machine, too."""
+    """With an nvcc on the machine, too."""
     operators = built.elsewhere(tmp_path)
     done = operators.install(FORCE_CUDA="0")
     assert done.returncode == 0, done.stderr

@@ -99,7 +99,7 @@ def split(guide: str, heading: str) -> tuple[str, str]:
     indirect=True,
 )
 def test_the_recipe_to_the_letter(project: Project) -> None:
-    """CT-72, CT-62, KW-01: files as shown, commands as shown; Python first, then C++, then CUDA.
+    """Files as shown, commands as shown; Python first, then C++, then CUDA.
 
     Under another name CUDA is left out, as on a machine that has none.
     """
@@ -140,7 +140,7 @@ def test_the_recipe_to_the_letter(project: Project) -> None:
 
 @pytest.mark.full
 def test_the_reduction_to_the_letter(project: Project) -> None:
-    """CT-72: two inputs, a backward kernel, vector loads and shared memory; with the reference first, then built."""
+    """Two inputs, a backward kernel, vector loads and shared memory; with the reference first, then built."""
     written: list[str] = []
     commands: list[str] = []
     for language, text in blocks(split(project.guide, REDUCTION)[0]):
@@ -167,7 +167,7 @@ def test_the_reduction_to_the_letter(project: Project) -> None:
 
 @pytest.mark.full
 def test_every_other_snippet_runs(project: Project) -> None:
-    """CT-72: in the order in which they stand, each as shown."""
+    """In the order in which they stand, each as shown."""
     ran = []
     rest = split(split(project.guide, RECIPE)[1], REDUCTION)[1]
     for language, text in blocks(rest):
@@ -187,7 +187,7 @@ def test_every_other_snippet_runs(project: Project) -> None:
 
 
 def test_the_projects_readme_names_operators_where_there_are_any(render: Render) -> None:
-    """XP-02: and the lines for them leave no gap where they were."""
+    """And the lines for them leave no gap where they were."""
     with_ops, without = ((render(ops=answer) / "README.md").read_text(encoding="utf-8") for answer in ("yes", "no"))
     for mention in ("custom/ops/README.md", "scripts/install_ops.sh", "configs/ops.yaml"):
         assert mention in with_ops

@@ -43,26 +43,26 @@ def copy(render: Render, tmp_path: Path) -> Render:
 
 @ANSWERS
 def test_style(copy: Render, answers: dict[str, str]) -> None:
-    """R-10: a fresh project is clean, whatever its package is called."""
+    """A fresh project is clean, whatever its package is called."""
     project = copy(**answers)
     run(project, sys.executable, "-m", "ruff", "check", "--no-cache", ".")
     run(project, sys.executable, "-m", "ruff", "format", "--no-cache", "--check", ".")
 
 
 def test_style_under_the_longest_name(copy: Render, pre_gen: ModuleType) -> None:
-    """R-10: each line that names the package has room for it."""
+    """Each line that names the package has room for it."""
     project = copy(custom_name="x" * pre_gen.LONGEST_PACKAGE, examples="all")
     run(project, sys.executable, "-m", "ruff", "check", "--no-cache", ".")
     run(project, sys.executable, "-m", "ruff", "format", "--no-cache", "--check", ".")
 
 
 def test_import_order_does_not_depend_on_the_name(copy: Render) -> None:
-    """R-10: a name that sorts before `common`."""
+    """A name that sorts before `common`."""
     run(copy(custom_name="alpha"), sys.executable, "-m", "ruff", "check", "--no-cache", "--select", "I", ".")
 
 
 def test_generated_configs_fit_the_name(copy: Render) -> None:
-    """R-10: under another name they are what the classes say, and not taken for edited ones."""
+    """Under another name they are what the classes say, and not taken for edited ones."""
     project = copy(**NON_DEFAULT)
     before = [(project / "configs" / name).read_text() for name in ("default.yaml", "schema.json")]
     run(project, sys.executable, "-m", "tools.schema")
@@ -72,7 +72,7 @@ def test_generated_configs_fit_the_name(copy: Render) -> None:
 @pytest.mark.slow
 @pytest.mark.full
 def test_types(copy: Render) -> None:
-    """R-10: also under another name; the default name is checked where the template lies."""
+    """Also under another name; the default name is checked where the template lies."""
     run(copy(**NON_DEFAULT), sys.executable, "-m", "mypy")
 
 
@@ -99,7 +99,7 @@ def bare_arrays(source: str) -> list[str]:
 @pytest.mark.slow
 @pytest.mark.full
 def test_operators_under_another_name(copy: Render) -> None:
-    """CT-69, D-09: they are found, built and loaded where `custom/` is called otherwise; style and types are clean."""
+    """They are found, built and loaded where `custom/` is called otherwise; style and types are clean."""
     project = copy(custom_name="spinlab")
     run(project, sys.executable, "-m", "ruff", "check", "--no-cache", ".")
     run(project, sys.executable, "-m", "mypy")
@@ -192,7 +192,7 @@ def test_shell_scripts_are_clean(render: Render) -> None:
 
 
 def test_c_and_cuda_are_formatted(render: Render) -> None:
-    """CT-69: by the file that pre-commit's clang-format reads."""
+    """By the file that pre-commit's clang-format reads."""
     beside = Path(sys.executable).with_name("clang-format")
     sources = sorted(str(path) for path in (render() / "custom" / "ops" / "src").iterdir())
     assert sources

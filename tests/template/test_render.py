@@ -39,14 +39,14 @@ def pyproject(project: Path) -> dict[str, dict[str, object]]:
 
 
 def test_default_answers_give_every_file_of_the_template(render: Render) -> None:
-    """CT-64, CT-65: nothing but the examples is lost, nothing but the record of the answers is added."""
+    """Nothing but the examples is lost, nothing but the record of the answers is added."""
     project = render()
     assert files(project).keys() == files(TEMPLATE).keys() - examples() | {RECORD}
     assert list(project.rglob("examples")) == []
 
 
 def test_other_answers_drop_and_rename_files(render: Render) -> None:
-    """CT-66, CT-67, XP-02: licence, workflow and operators go, `custom/` is called `spinlab/`, all else stays."""
+    """Licence, workflow and operators go, `custom/` is called `spinlab/`, all else stays."""
     dropped = {"LICENSE", *GITHUB, *operators()}
     expected = {re.sub(r"^custom/", "spinlab/", path) for path in files(TEMPLATE).keys() - dropped} | {RECORD}
     project = render(**NON_DEFAULT)
@@ -79,7 +79,7 @@ def test_nothing_else_speaks_of_the_examples(render: Render) -> None:
 
 
 def test_nothing_else_speaks_of_the_operators(render: Render) -> None:
-    """XP-02: without them, no file imports them or names one of their files."""
+    """Without them, no file imports them or names one of their files."""
     for path, file in files(render(ops="no")).items():
         words = rb"install_ops|ops\.yaml|custom/ops/|custom[.]ops|common[./]ops|scale_exp|saturating"
         left = re.search(words, file.read_bytes())
@@ -129,7 +129,7 @@ def test_all_lines_end_in_lf(render: Render) -> None:
 
 @pytest.mark.parametrize("answers", HOSTILE, ids=NAMES)
 def test_any_text_survives_as_description_and_author(render: Render, answers: dict[str, str]) -> None:
-    """D-63: quotes, backslashes, colons, hashes and other letters are data."""
+    """Quotes, backslashes, colons, hashes and other letters are data."""
     project = render(**answers)
     author = answers["author_name"].strip() or "The my_project authors"
     meta = pyproject(project)["project"]
@@ -143,7 +143,7 @@ def test_any_text_survives_as_description_and_author(render: Render, answers: di
 
 @pytest.mark.parametrize("name", LICENCES)
 def test_licence_is_complete_and_names_the_author(render: Render, name: str) -> None:
-    """CT-67, D-63: the licence is the project's, not the template's."""
+    """The licence is the project's, not the template's."""
     project = render(license=name, author_name="Ada Lovelace")
     text = (project / "LICENSE").read_text(encoding="utf-8")
     start, end = LICENCES[name]
@@ -160,7 +160,7 @@ def test_no_licence_is_really_none(render: Render) -> None:
 
 
 def test_package_metadata_is_valid(render: Render) -> None:
-    """R-43: the names that packaging tools will see."""
+    """The names that packaging tools will see."""
     meta = pyproject(render(**NON_DEFAULT))
     assert meta["project"]["name"] == "spin-lab"
     assert "spinlab" in json.dumps(meta["tool"]["setuptools"])
@@ -205,7 +205,7 @@ def test_version_is_the_same_everywhere(render: Render) -> None:
 
 
 def test_renamed_project_names_custom_nowhere(render: Render) -> None:
-    """CT-66, D-09: no import, path or quoted name is left, in any file; and what is left compiles."""
+    """No import, path or quoted name is left, in any file; and what is left compiles."""
     project = render(**NON_DEFAULT)
     for path, file in files(project).items():
         text = file.read_bytes().decode("utf-8", errors="replace")

@@ -49,7 +49,7 @@ YOURS = 500, 10  # custom/ without operators: source lines, files
 
 
 def test_every_room_keeps_to_its_budget() -> None:
-    """CT-01: a project stays as small as its owner can read."""
+    """A project stays as small as its owner can read."""
     engine, rooms = Counter[str](), Counter[str]()
     for file in TEMPLATE.rglob("*.py"):
         room, *rest = file.relative_to(TEMPLATE).parts
@@ -64,7 +64,7 @@ def test_every_room_keeps_to_its_budget() -> None:
 
 
 def test_your_room_is_yours() -> None:
-    """CT-01: custom/ has samples to edit, each shorter than a screen, and nothing of the engine."""
+    """custom/ has samples to edit, each shorter than a screen, and nothing of the engine."""
     files = [file for file in (TEMPLATE / "custom").rglob("*.py") if "ops" not in file.parts]
     sizes = [source_lines(file.read_text(encoding="utf-8")) for file in files]
     lines, number = YOURS
@@ -74,14 +74,14 @@ def test_your_room_is_yours() -> None:
 
 
 def test_the_story_is_on_one_screen() -> None:
-    """CT-01: train.py, from the config to the end of training, and the loop are functions that fit a screen."""
+    """train.py, from the config to the end of training, and the loop are functions that fit a screen."""
     source = (TEMPLATE / "train.py").read_text(encoding="utf-8")
     assert len(source.splitlines()) <= 70
     assert longest(source) <= 45
 
 
 def test_files_and_functions_are_short() -> None:
-    """CT-01: a file of the engine fits a few screens, and a function one."""
+    """A file of the engine fits a few screens, and a function one."""
     for file in (TEMPLATE / "common").rglob("*.py"):
         source = file.read_text(encoding="utf-8")
         assert len(source.splitlines()) <= 312, file

@@ -237,7 +237,7 @@ def differing(first: Any, second: Any, at: str = "") -> list[str]:
 
 
 def test_a_job_trains_and_can_be_evaluated(project: Project, alone: dict[str, Any]) -> None:
-    """CT-15, R-46: one process on one node; everything lies where it is said to."""
+    """One process on one node; everything lies where it is said to."""
     assert project.status("alone")["state"] == "finished"
     assert "finished at epoch 2, step 10" in project.log("alone")
     best = project.run("alone") / "checkpoints" / "best.pt"
@@ -247,7 +247,7 @@ def test_a_job_trains_and_can_be_evaluated(project: Project, alone: dict[str, An
 
 
 def test_processes_on_several_nodes_train_as_one(project: Project) -> None:
-    """CT-15, D-46, R-64: 1, 2 x 1 and 2 x 2 processes at one global batch learn the same, but for rounding (1e-6)."""
+    """1, 2 x 1 and 2 x 2 processes at one global batch learn the same, but for rounding (1e-6)."""
     project.submit("one", *PLAIN)
     project.submit("two", *PLAIN, "--slurm.nodes", "2", "--batch_size", "16")
     project.submit("four", *PLAIN, "--slurm.nodes", "2", "--slurm.tasks=2", "--batch_size", "8")
@@ -261,7 +261,7 @@ def test_processes_on_several_nodes_train_as_one(project: Project) -> None:
 
 
 def test_a_signal_saves_and_the_job_goes_on_exactly(project: Project, pair: dict[str, Any], hold: Path) -> None:
-    """R-46: as at the time limit, on two nodes: saved, queued again, continued; the end is bit-identical."""
+    """As at the time limit, on two nodes: saved, queued again, continued; the end is bit-identical."""
     job = project.submit("cut", *CONV, "--slurm.nodes", "2", "--batch_size", "16", HOLD=str(hold))
     held(project, hold, processes=2)
     project.cluster.call("scancel", "--signal=USR1", job)
@@ -283,7 +283,7 @@ COMPRESSED = ["n1,n2,n3,n10", "a01,a02,a3,b", "r1n1,r1n2,r2n1,r2n2", "n9,n10,n01
 
 
 def test_node_lists(project: Project) -> None:
-    """CT-15, R-46: the first of a list is found without scontrol as by it; also of what it makes of names itself."""
+    """The first of a list is found without scontrol as by it; also of what it makes of names itself."""
     call = project.cluster.call
     lists = NODE_LISTS + [call("scontrol", "show", "hostlist", names) for names in COMPRESSED]
     script = (
@@ -298,7 +298,7 @@ def test_node_lists(project: Project) -> None:
 
 
 def test_a_requeue_from_outside(project: Project, alone: dict[str, Any], hold: Path) -> None:
-    """R-46: an administrator takes the machine: the same job starts again and continues exactly."""
+    """An administrator takes the machine: the same job starts again and continues exactly."""
     job = project.submit("requeued", *CONV, HOLD=str(hold))
     held(project, hold)
     project.cluster.call("scontrol", "requeue", job)
@@ -310,7 +310,7 @@ def test_a_requeue_from_outside(project: Project, alone: dict[str, Any], hold: P
 
 @pytest.mark.parametrize("partition", ["low", "low_grace"])
 def test_preemption(project: Project, alone: dict[str, Any], hold: Path, partition: str) -> None:
-    """R-46: another job needs the place, now or within 30 s: saved, queued again, continued; bit-identical.
+    """Another job needs the place, now or within 30 s: saved, queued again, continued; bit-identical.
 
     Slurm signals the loader's workers too.
     """
@@ -328,7 +328,7 @@ def test_preemption(project: Project, alone: dict[str, Any], hold: Path, partiti
 
 
 def test_a_node_fails(project: Project, pair: dict[str, Any], hold: Path) -> None:
-    """R-46: Slurm queues the job again; the lock of the dead start does not hold it up; bit-identical."""
+    """Slurm queues the job again; the lock of the dead start does not hold it up; bit-identical."""
     project.submit("node_failure", *CONV, "--slurm.nodes", "2", "--batch_size", "16", HOLD=str(hold))
     held(project, hold, processes=2)
     project.cluster.power_off("n1")
@@ -340,7 +340,7 @@ def test_a_node_fails(project: Project, pair: dict[str, Any], hold: Path) -> Non
 
 
 def test_a_finished_run_does_not_train_again(project: Project, alone: dict[str, Any]) -> None:
-    """R-46: queued again by hand, it ends at once."""
+    """Queued again by hand, it ends at once."""
     job = project.jobs["alone"]
     before = (project.run("alone") / "train.log").read_text()
     project.cluster.call("scontrol", "requeue", job)
@@ -351,7 +351,7 @@ def test_a_finished_run_does_not_train_again(project: Project, alone: dict[str, 
 
 
 def test_an_array_with_a_task_that_fails(project: Project) -> None:
-    """R-46: each task has its own folder, seed and fate."""
+    """Each task has its own folder, seed and fate."""
     loss = ["--loss", "{$REPLACE: true, hold: {type: HoldLoss, task: %a}}"]
     job = project.submit("array", *CONV, "--slurm.array", "1-3", *loss, "--dist.random_seed", "%a")
     for task, state in (("1", "COMPLETED"), ("2", "FAILED"), ("3", "COMPLETED")):
@@ -364,7 +364,7 @@ def test_an_array_with_a_task_that_fails(project: Project) -> None:
 
 
 def test_a_task_of_an_array_goes_on(project: Project, hold: Path) -> None:
-    """R-46: it alone is queued again, not the whole array."""
+    """It alone is queued again, not the whole array."""
     job = project.submit("tasks", *CONV, "--slurm.array", "4,6", "--dist.random_seed", "%a", HOLD=str(hold))
     held(project, hold)
     project.cluster.wait("both", lambda: all(project.status(f"tasks/task_{task}") for task in (4, 6)))
@@ -383,7 +383,7 @@ def test_a_task_of_an_array_goes_on(project: Project, hold: Path) -> None:
 
 
 def test_gpus_are_asked_for_and_seen(project: Project, tmp_path: Path) -> None:
-    """R-64, CT-13: Slurm grants the GPUs; a PyTorch that cannot use them says so, and the job is not queued again."""
+    """Slurm grants the GPUs; a PyTorch that cannot use them says so, and the job is not queued again."""
     blind = tmp_path / "python"  # these GPUs are not real, even where there are real ones
     blind.write_text(f'#!/bin/sh\nCUDA_VISIBLE_DEVICES= exec {shlex.quote(sys.executable)} "$@"\n')
     blind.chmod(0o755)
@@ -401,7 +401,7 @@ def test_gpus_are_asked_for_and_seen(project: Project, tmp_path: Path) -> None:
 
 
 def test_nodes_without_scontrol(project: Project, hold: Path) -> None:
-    """CT-15, D-46, R-46: the processes find each other all the same; nothing is lost, and a new job continues."""
+    """The processes find each other all the same; nothing is lost, and a new job continues."""
     words = [*CONV, "--slurm.partition", "bare", "--slurm.nodes", "2", "--batch_size", "16"]
     job = project.submit("bare", *words, HOLD=str(hold))
     held(project, hold, processes=2)
@@ -422,7 +422,7 @@ def test_nodes_without_scontrol(project: Project, hold: Path) -> None:
     ids=["killed", "raised"],
 )
 def test_a_process_that_fails_ends_the_job(project: Project, hold: Path, how: str, report: str) -> None:
-    """R-14, R-46: all within 10 s, with its reason; as failed, not queued again."""
+    """All within 10 s, with its reason; as failed, not queued again."""
     job = project.submit(how, *CONV, "--slurm.nodes", "2", "--batch_size", "16", HOLD=str(hold))
     held(project, hold, processes=2)
     processes = [int((hold / f"here{rank}").read_text()) for rank in (0, 1)]
@@ -442,7 +442,7 @@ def test_a_process_that_fails_ends_the_job(project: Project, hold: Path, how: st
 
 
 def test_a_cancelled_job_has_saved_and_stays_away(project: Project, alone: dict[str, Any], hold: Path) -> None:
-    """R-46: scancel does not lead back into the queue. While it is in there, the run is not submitted again."""
+    """Scancel does not lead back into the queue. While it is in there, the run is not submitted again."""
     job = project.submit("cancelled", *CONV, HOLD=str(hold))
     held(project, hold)
     again = ["sh", "scripts/slurm.sh", *SMALL, *CONV, "--name", "cancelled", "--resume", "auto"]
@@ -459,7 +459,7 @@ def test_a_cancelled_job_has_saved_and_stays_away(project: Project, alone: dict[
 
 
 def test_inside_an_allocation(project: Project, pair: dict[str, Any]) -> None:
-    """CT-15: salloc, then the same command: it trains at once, on all nodes."""
+    """Salloc, then the same command: it trains at once, on all nodes."""
     words = [*SMALL, *CONV, "--slurm.nodes", "2", "--batch_size", "16", "--name", "salloc"]
     done = project.call("salloc", "--nodes=2", "--ntasks-per-node=1", "sh", "scripts/slurm.sh", *words)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -467,7 +467,7 @@ def test_inside_an_allocation(project: Project, pair: dict[str, Any]) -> None:
 
 
 def test_the_time_limit_itself(project: Project, out_of_time: Path) -> None:
-    """R-46: Slurm sends the signal, in time to save, and the job continues."""
+    """Slurm sends the signal, in time to save, and the job continues."""
     project.is_queued_again("out_of_time")
     (out_of_time / "slow").unlink()
     project.ends("out_of_time")

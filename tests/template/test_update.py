@@ -153,7 +153,7 @@ def update(call: Call, project: Path, source: Path, door: str) -> None:
 def test_an_update_gives_the_new_version_with_the_owners_edits(
     tmp_path: Path, settings: Path, call: Call, earlier: Path, door: str
 ) -> None:
-    """D-09: all files are today's, byte by byte, but for what the owner did; and a run of before goes on.
+    """All files are today's, byte by byte, but for what the owner did; and a run of before goes on.
 
     copier also runs what the new version asks of the owner's own file, and nothing of the version that was there.
     """

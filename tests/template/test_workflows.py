@@ -189,7 +189,7 @@ def test_a_schema_refuses_a_mistake(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("answers", [{}, NON_DEFAULT, *HOSTILE], ids=["default", "other", *NAMES])
 def test_a_project_can_be_cited(render: Render, answers: dict[str, str]) -> None:
-    """D-63: with the answers as they are, whatever they hold."""
+    """With the answers as they are, whatever they hold."""
     project = render(**answers)
     done = schema("citation-file-format", project / "CITATION.cff")
     assert done.returncode == 0, done.stdout

@@ -33,7 +33,7 @@ KILLS = 100
 
 @pytest.mark.slow
 def test_killed_at_any_moment_of_saving(tmp_path: Path, record_property: Any) -> None:
-    """D-04, R-20: 100 times SIGKILL at a random moment; there is always a checkpoint, whole, and never an older one."""
+    """100 times SIGKILL at a random moment; there is always a checkpoint, whole, and never an older one."""
     folder = CheckpointFolder(tmp_path, keep=2)
     generator = random.Random(0)
     done = 0
@@ -99,7 +99,7 @@ def test_an_abandoned_continuation_is_set_aside(runs: Runs) -> None:
 
 @pytest.mark.parametrize(("side", "value", "said"), [("lower", "100", "below"), ("upper", "0", "above")])
 def test_a_bound_that_was_reached_stays_reached(runs: Runs, side: str, value: str, said: str) -> None:
-    """QQ-40: an early stop by a bound survives a resume, which says so; with another bound training continues."""
+    """An early stop by a bound survives a resume, which says so; with another bound training continues."""
     words = [f"--early_stop.{side}_bound", value, "--progress.epoch", "3"]
     folder = runs.train(*words)
     assert load(folder)["position"]["step"] == 5
@@ -113,7 +113,7 @@ def test_a_bound_that_was_reached_stays_reached(runs: Runs, side: str, value: st
 
 
 def test_changed_optimizer_settings(runs: Runs) -> None:
-    """D-69: with allow_changes the config's values are used; another optimizer is refused."""
+    """With allow_changes the config's values are used; another optimizer is refused."""
     folder = runs.train("--progress.epoch", "1")
     words = ["--resume", "auto", "--allow_changes", "true"]
     runs.train(*words, "--optim.weight_decay", "0.3", "--optim.args", "{betas: [0.5, 0.9]}")
@@ -124,7 +124,7 @@ def test_changed_optimizer_settings(runs: Runs) -> None:
 
 
 def test_keep_every_from_the_config(runs: Runs) -> None:
-    """D-52: in steps or epochs."""
+    """In steps or epochs."""
     words = ["--progress.epoch_save_checkpoint", "1step", "--checkpoint.keep", "1", "--checkpoint.keep_every", "1epoch"]
     folder = runs.train(*words)
     assert [path.name for path in sorted((folder / "checkpoints").glob("step*"))] == [
@@ -134,7 +134,7 @@ def test_keep_every_from_the_config(runs: Runs) -> None:
 
 
 def test_the_new_best_is_there_before_the_old_goes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """R-20, D-33: whatever step of saving fails, a best checkpoint is there."""
+    """Whatever step of saving fails, a best checkpoint is there."""
     folder = CheckpointFolder(tmp_path)
     folder.save(state(1), best=True)
     for name in ("os.fsync", "os.link", "pathlib.Path.replace"):
@@ -154,7 +154,7 @@ def test_the_new_best_is_there_before_the_old_goes(tmp_path: Path, monkeypatch: 
 
 
 def test_a_file_is_on_the_disk_before_it_has_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """D-04, D-65: a power cut leaves the old file or the whole new one: flushed and synced first, then renamed."""
+    """A power cut leaves the old file or the whole new one: flushed and synced first, then renamed."""
     done: list[tuple[str, int]] = []
 
     def synced(number: int) -> None:
@@ -332,7 +332,7 @@ def test_a_failed_run_is_not_written_to_any_more(runs: Runs, monkeypatch: pytest
 
 
 def test_only_what_loads_safely_is_written(tmp_path: Path) -> None:
-    """R-23: a NumPy number in a state is refused when it is saved, not when it is needed."""
+    """A NumPy number in a state is refused when it is saved, not when it is needed."""
     import numpy as np
 
     good = {**state(1), "user": {"mine": {"text": str(torch.__version__), "nested": (1, [2.0, None, True])}}}
@@ -368,7 +368,7 @@ def test_two_runs_never_write_one_folder(runs: Runs) -> None:
 
 @pytest.mark.parametrize("how", ["init_from", "resume", "auto"])
 def test_weights_of_the_run_that_would_be_moved(runs: Runs, how: str) -> None:
-    """R-34, CT-51: refused, since the new run's record would name files that are elsewhere; the old run stays."""
+    """Refused, since the new run's record would name files that are elsewhere; the old run stays."""
     folder = runs.train("--progress.epoch", "1")
     best = str(folder / "checkpoints" / "best.pt")
     only_weights = ["--progress.start_epoch", "0", "--resume"]

@@ -50,7 +50,7 @@ SIGNALLED = [
 def test_stopped_in_an_evaluation(
     runs: Runs, kind: str, call: int, step: int, owed: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """R-46, R-60: an evaluation may take longer than a scheduler waits; it is left at once, and made up for."""
+    """An evaluation may take longer than a scheduler waits; it is left at once, and made up for."""
     uncut = runs.train(*words(kind, *SIGNALLED), name="uncut")
     monkeypatch.setenv("SIGNAL_AT", f"{call} {signal.SIGUSR1.value} eval")
     assert train.main(runs.words(*words(kind, *SIGNALLED), name="cut")) == 75
@@ -65,7 +65,7 @@ def test_stopped_in_an_evaluation(
 @pytest.mark.slow
 @pytest.mark.parametrize("rank", [0, 1])
 def test_one_rank_is_stopped_in_an_evaluation(runs: Runs, rank: int) -> None:
-    """R-46: the others leave it too, and save with it."""
+    """The others leave it too, and save with it."""
     argv = words("ema", *SIGNALLED)
     several(runs, 2, runs.words(*argv, name="uncut"))
     environment = {"SIGNAL_AT": f"4 {signal.SIGUSR1.value} eval {rank}"}
@@ -79,7 +79,7 @@ def test_one_rank_is_stopped_in_an_evaluation(runs: Runs, rank: int) -> None:
 def test_a_restarted_job_goes_on_with_its_own_run(
     runs: Runs, start_epoch: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """R-46: what it began with, another run's checkpoint or weights, is where its first start began, and no other."""
+    """What it began with, another run's checkpoint or weights, is where its first start began, and no other."""
     other = runs.train(*words("ema", "--progress.max_steps", "3"), name="other")
     begin = ["--resume", str(other), "--progress.start_epoch", start_epoch]
     monkeypatch.setenv("SLURM_JOB_ID", "7")
@@ -147,7 +147,7 @@ CONTROLS = {
 
 @pytest.mark.parametrize("ingredient", CONTROLS)
 def test_without(runs: Runs, ingredient: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """R-33, T6: each ingredient is needed; without it the resumed run differs."""
+    """Each ingredient is needed; without it the resumed run differs."""
     kind, remove = CONTROLS[ingredient]
     if ingredient == "the loss scale":  # make the scale move within a few steps, so that losing it shows
         monkeypatch.setattr(torch.amp.GradScaler, "get_growth_interval", lambda self: 2)
@@ -170,7 +170,7 @@ def guarantee(folder: Path) -> str:
 
 @pytest.mark.slow
 def test_changed_code(runs: Runs) -> None:
-    """R-33: of the engine and of any package beside it: named, and nothing is claimed that the new code may break."""
+    """Of the engine and of any package beside it: named, and nothing is claimed that the new code may break."""
     copy = copy_of_project(runs.root / "copy")
     command, environment = [sys.executable, "train.py"], {**ENVIRONMENT, "PYTHONPATH": ""}
     assert run([*command, *runs.words("--progress.epoch", "1")], cwd=copy, env=environment).returncode == 0
@@ -205,7 +205,7 @@ CHANGES = {
 
 @pytest.mark.parametrize("shown", CHANGES)
 def test_changed_surroundings(runs: Runs, shown: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """R-33: what makes other last digits is named, and bit-exactness not claimed."""
+    """What makes other last digits is named, and bit-exactness not claimed."""
     monkeypatch.setattr(torch.ops, "loaded_libraries", set())
     runs.train("--progress.epoch", "1")
     CHANGES[shown](monkeypatch)
@@ -213,7 +213,7 @@ def test_changed_surroundings(runs: Runs, shown: str, monkeypatch: pytest.Monkey
 
 
 def test_another_cut_of_the_batches(runs: Runs) -> None:
-    """R-33: as many samples in a step, but the gradients are added in another order."""
+    """As many samples in a step, but the gradients are added in another order."""
     runs.train("--batch_size", "12", "--progress.epoch", "1")
     folder = runs.train("--batch_size", "3", "--optim.accumulate", "4", "--resume", "auto")
     assert "sample-exact, not bit-exact (batch_size 12 -> 3; optim.accumulate 1 -> 4" in guarantee(folder)

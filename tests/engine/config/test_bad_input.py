@@ -36,7 +36,7 @@ def on_images(folder: Path, **more: str) -> list[str]:
     [("optim.lrr", "optim.lr"), ("modle", "model"), ("batch", "batch_size"), ("gpu", "gpu_ids")],
 )
 def test_misspelt_key(error_of: ErrorOf, key: str, near: str) -> None:
-    """D-22: the key, where it was written, and the nearest right one: in the same section before all others."""
+    """The key, where it was written, and the nearest right one: in the same section before all others."""
     text = error_of(f"--{key}", "0.1")
     assert f"(command line: --{key} 0.1)" in text and f"did you mean {near}?" in text
 
@@ -48,7 +48,7 @@ def test_a_key_of_another_section_in_a_list(error_of: ErrorOf) -> None:
 
 
 def test_every_mistake_at_once_with_file_and_line(error_of: ErrorOf, tmp_path: Path) -> None:
-    """D-21, D-24, R-09: a wrong type, a bad value and an unknown key in one message, before anything is built."""
+    """A wrong type, a bad value and an unknown key in one message, before anything is built."""
     config = tmp_path / "mine.yaml"
     config.write_text(f"$BASE: {CONFIG}\nworker: many\noptim:\n  lr: -1\n  clip_tipe: norm\n")
     text = error_of("--config", str(config))
@@ -73,7 +73,7 @@ model: {type: ConvModle}
 
 
 def test_no_mistake_hides_another(tmp_path: Path) -> None:
-    """D-22, R-16: rules of a section and of those around it, wrong types, a file that does not import: one message."""
+    """Rules of a section and of those around it, wrong types, a file that does not import: one message."""
     project = tmp_path / "project"
     shutil.copytree(PROJECT, project, ignore=shutil.ignore_patterns("experiments", "tests", "__pycache__", ".*cache*"))
     folder = project / Path(MODEL_REGISTRY.where("ConvModel").split(":")[0]).parent
@@ -110,7 +110,7 @@ def test_no_mistake_hides_another(tmp_path: Path) -> None:
     ],
 )
 def test_a_mistake_is_not_reported_for_what_follows_from_it(error_of: ErrorOf, words: list[str]) -> None:
-    """D-22: what is right beside a wrong key is not judged by that key's default."""
+    """What is right beside a wrong key is not judged by that key's default."""
     assert "has 1 problem:" in error_of(*words)
 
 
@@ -121,13 +121,13 @@ def test_a_period_that_is_none(error_of: ErrorOf, key: str) -> None:
 
 
 def test_missing_file(error_of: ErrorOf) -> None:
-    """D-42: a missing config is an error, with the name that was meant."""
+    """A missing config is an error, with the name that was meant."""
     text = error_of("--config", "configs/defualt.yaml")
     assert "configs/defualt.yaml" in text and "configs/default.yaml" in text
 
 
 def test_missing_base_and_loop(error_of: ErrorOf, tmp_path: Path) -> None:
-    """QQ-05: who asked for the missing file; the chain of a loop."""
+    """Who asked for the missing file; the chain of a loop."""
     for name, base in {"a": "b.yaml", "b": "a.yaml", "c": "nowhere.yaml"}.items():
         (tmp_path / f"{name}.yaml").write_text(f"$BASE: {base}\n")
     text = error_of("--config", str(tmp_path / "c.yaml"))
@@ -137,14 +137,14 @@ def test_missing_base_and_loop(error_of: ErrorOf, tmp_path: Path) -> None:
 
 
 def test_unknown_registry_name(error_of: ErrorOf) -> None:
-    """R-16: the nearest name, and where to add."""
+    """The nearest name, and where to add."""
     text = error_of("--model.type", "ConvModle")
     assert "ConvModle" in text and "did you mean ConvModel?" in text
     assert "custom/.../<name>_model.py" in text and "@MODEL_REGISTRY.register()" in text
 
 
 def test_wrong_argument_of_a_registered_class(error_of: ErrorOf) -> None:
-    """R-16: arguments are checked against the signature before anything is built."""
+    """Arguments are checked against the signature before anything is built."""
     text = error_of("--model.widht", "8", "--loss.CrossEntropyLoss.label_smoothing", "much")
     assert "2 problems" in text
     assert "model.widht" in text and "width" in text
@@ -152,7 +152,7 @@ def test_wrong_argument_of_a_registered_class(error_of: ErrorOf) -> None:
 
 
 def test_two_classes_of_one_name(tmp_path: Path) -> None:
-    """CT-34: both places are named."""
+    """Both places are named."""
     project = tmp_path / "project"
     shutil.copytree(PROJECT, project, ignore=shutil.ignore_patterns("experiments", "tests", "__pycache__", ".*cache*"))
     first = project / Path(MODEL_REGISTRY.where("ConvModel").split(":")[0])
@@ -235,7 +235,7 @@ def test_more_classes_than_the_model_has(error_of: ErrorOf, tmp_path: Path) -> N
 
 
 def test_a_checkpoint_runs_no_code(error_of: ErrorOf, tmp_path: Path) -> None:
-    """R-23: a file that would execute something is refused, and nothing happens."""
+    """A file that would execute something is refused, and nothing happens."""
     canary = tmp_path / "canary"
 
     class Evil:
@@ -250,13 +250,13 @@ def test_a_checkpoint_runs_no_code(error_of: ErrorOf, tmp_path: Path) -> None:
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has CUDA, so asking for it is no mistake")
 def test_a_gpu_that_is_not_there(error_of: ErrorOf) -> None:
-    """D-45: said before anything else, with the remedy."""
+    """Said before anything else, with the remedy."""
     text = error_of("--gpu_ids", "0")
     assert "gpu_ids: 0" in text and "--gpu_ids -1" in text
 
 
 def test_more_devices_than_processes(monkeypatch: pytest.MonkeyPatch, error_of: ErrorOf) -> None:
-    """AN-21, R-64: asking for devices that get no process is refused, with what would be right."""
+    """Asking for devices that get no process is refused, with what would be right."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
     place = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}
@@ -269,14 +269,14 @@ def test_more_devices_than_processes(monkeypatch: pytest.MonkeyPatch, error_of: 
 
 
 def test_resume_without_checkpoints(error_of: ErrorOf, tmp_path: Path) -> None:
-    """D-30: a folder with nothing in it, and a file that is not there."""
+    """A folder with nothing in it, and a file that is not there."""
     (tmp_path / "empty").mkdir()
     assert f"there is no checkpoint in {tmp_path / 'empty'}" in error_of("--resume", str(tmp_path / "empty"))
     assert "there is no checkpoint" in error_of("--resume", str(tmp_path / "none.pt"))
 
 
 def test_resume_with_another_model(error_of: ErrorOf, runs: Runs) -> None:
-    """D-12, D-13: every key that differs is listed; nothing is half loaded."""
+    """Every key that differs is listed; nothing is half loaded."""
     folder = runs.train("--progress.epoch", "1", name="first")
     text = error_of("--resume", str(folder), "--model.width", "6")
     assert "or if the weights still fit the model, accept these: --allow_changes true" in text
@@ -297,7 +297,7 @@ def test_a_refused_resume_leaves_the_run_as_it_was(error_of: ErrorOf, runs: Runs
 
 
 def test_a_loss_that_is_not_a_number(error_of: ErrorOf, runs: Runs) -> None:
-    """QQ-46: stops before a checkpoint is overwritten, names the step and the last good file."""
+    """Stops before a checkpoint is overwritten, names the step and the last good file."""
     loss = "{$REPLACE: true, entropy: {type: tests.parts.NotANumber, after: 7}}"
     text = error_of("--loss", loss, "--progress.log_every", "100")
     assert "the loss of step 8 is not a finite number" in text
@@ -349,7 +349,7 @@ class Years(DigitsDataset):
 
 
 def test_a_gradient_that_is_not_a_number(error_of: ErrorOf, runs: Runs) -> None:
-    """QQ-46: a finite loss with such a gradient must not reach a checkpoint either."""
+    """A finite loss with such a gradient must not reach a checkpoint either."""
     words = [
         "--loss",
         "{$REPLACE: true, ce: {type: tests.parts.NanGradient, at: 7}}",

@@ -18,7 +18,7 @@ YOURS = Path(custom.__path__[0]).name
 
 
 def test_a_config_cannot_run_code(runs: Runs, tmp_path: Path) -> None:
-    """D-26: a tag that would make Python do something is refused with its line."""
+    """A tag that would make Python do something is refused with its line."""
     canary = tmp_path / "canary"
     (tmp_path / "evil.yaml").write_text(f"name: !!python/object/apply:os.mkdir ['{canary}']\n")
     with pytest.raises(ValueError, match=r"evil\.yaml:1\)\n +.* the tag .*python/object/apply"):
@@ -27,7 +27,7 @@ def test_a_config_cannot_run_code(runs: Runs, tmp_path: Path) -> None:
 
 
 def test_the_log_begins_with_what_happens_when(runs: Runs) -> None:
-    """R-27, R-16: where it runs, which code was chosen, by file and line, then every period, in the loop's order."""
+    """Where it runs, which code was chosen, by file and line, then every period, in the loop's order."""
     folder = runs.train("--progress.epoch_val", "0.5epoch", "--progress.epoch", "1")
     log = (folder / "train.log").read_text()
     assert f"  rank 0 of 1 on cpu, seed 42, run folder {folder}\n" in log
@@ -45,7 +45,7 @@ def test_the_log_begins_with_what_happens_when(runs: Runs) -> None:
 
 @pytest.mark.slow
 def test_job_script_repeats_the_run(runs: Runs, tmp_path: Path) -> None:
-    """R-48, CT-10, D-31: sh job.sh, from another folder, ends with the same weights to the last bit."""
+    """Sh job.sh, from another folder, ends with the same weights to the last bit."""
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     folder = runs.train("--dist.random_seed", "null", "--optim.lr_scheduler.type", "cosine")
@@ -59,7 +59,7 @@ def test_job_script_repeats_the_run(runs: Runs, tmp_path: Path) -> None:
 
 
 def test_auto_names_no_config(runs: Runs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """R-47: `--resume auto` without --config does not read whatever config.yaml lies in the current folder."""
+    """`--resume auto` without --config does not read whatever config.yaml lies in the current folder."""
     (tmp_path / "config.yaml").write_text(f"$BASE: {PROJECT}/configs/default.yaml\n")
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ConfigError, match=r"--config[\s\S]*needs a file; train.py --config"):
@@ -70,7 +70,7 @@ def test_auto_names_no_config(runs: Runs, tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_the_floor_of_a_schedule_is_below_the_rate(runs: Runs) -> None:
-    """D-16: a floor is a share of the rate, so that no rate is ever raised to it; the old name is refused."""
+    """A floor is a share of the rate, so that no rate is ever raised to it; the old name is refused."""
     folder = runs.train(
         "--optim.lr", "1e-5", "--optim.lr_scheduler", "{type: cosine, min_factor: 0.1}", "--progress.log_every", "1"
     )
@@ -83,14 +83,14 @@ def test_the_floor_of_a_schedule_is_below_the_rate(runs: Runs) -> None:
 
 
 def test_a_registered_collate_function(runs: Runs) -> None:
-    """R-39: by name, from the config."""
+    """By name, from the config."""
     COLLATE_REGISTRY.register("stack_for_a_test")(stack)
     runs.train("--loader.collate", "stack_for_a_test", "--progress.epoch", "1")
 
 
 @pytest.mark.slow
 def test_a_key_of_ones_own(tmp_path: Path) -> None:
-    """QQ-02: a section with a field in the project's config is in YAML, on the command line, in --help and checked."""
+    """A section with a field in the project's config is in YAML, on the command line, in --help and checked."""
     project = tmp_path / "project"
     shutil.copytree(PROJECT, project, ignore=shutil.ignore_patterns("experiments", "tests", "__pycache__", ".*cache*"))
     config = project / YOURS / "config.py"

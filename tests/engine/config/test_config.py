@@ -23,7 +23,7 @@ def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("text", ["007", "1.50", "true", "no", "1e400", "exp #3", "a: b", "*.png", "[x", "1,2"])
 def test_a_text_field_takes_what_was_typed(text: str) -> None:
-    """CT-02, D-25: `name` is the text as typed, `1.50` is not turned into 1.5."""
+    """`name` is the text as typed, `1.50` is not turned into 1.5."""
     assert load("", "--name", text).config.name == text
     if text in ("007", "1.50", "true", "no"):
         assert load(f"name: {text}\ntags: [{text}]").values["name"] == text
@@ -51,13 +51,13 @@ FILES = [
 
 @pytest.mark.parametrize(("text", "pieces"), FILES, ids=[pieces[-1] for _, pieces in FILES])
 def test_a_bad_file_is_refused_with_its_line(text: str, pieces: list[str]) -> None:
-    """D-26: no Python tags, no bombs; tabs, twice-given keys, ... each with file and line."""
+    """No Python tags, no bombs; tabs, twice-given keys, ... each with file and line."""
     message = refusal(text)
     assert all(piece in message for piece in pieces), message
 
 
 def test_files_that_are_not_text_or_not_there() -> None:
-    """D-42: a missing file is an error, with the near name; bytes that are no UTF-8 name the line; empty is fine."""
+    """A missing file is an error, with the near name; bytes that are no UTF-8 name the line; empty is fine."""
     Path("b.yaml").write_bytes(b"name: x\nval: \xff\n")
     cases = {
         "b.yaml": ["b.yaml:2", "UTF-8"],
@@ -74,7 +74,7 @@ def test_files_that_are_not_text_or_not_there() -> None:
 
 
 def test_anchors_and_merge_keys() -> None:
-    """QQ-06: plain YAML means of not repeating oneself work."""
+    """Plain YAML means of not repeating oneself work."""
     found = load("val: &v {a: 1, b: 2}\nloss:\n  <<: *v\n  b: 3\n")
     assert found.values["loss"] == {"a": 1, "b": 3}
 
@@ -90,21 +90,21 @@ def test_anchors_and_merge_keys() -> None:
     ],
 )
 def test_bases_that_cannot_be(base: str, pieces: list[str]) -> None:
-    """QQ-05, D-43: a loop is reported with its chain, a missing base with the line that names it."""
+    """A loop is reported with its chain, a missing base with the line that names it."""
     write("b.yaml", "name: b\n$BASE: a.yaml\n" if base != "[b.yaml, 3]" else "name: b\n")
     message = refusal(f"$BASE: {base}\n")
     assert all(piece in message for piece in pieces), message
 
 
 def test_a_name_with_dots_is_reached() -> None:
-    """R-16: a section named by an import path can be overridden."""
+    """A section named by an import path can be overridden."""
     found = load("loss: {torch.nn.L1Loss: {weight: 1}}", "--loss.torch.nn.L1Loss.weight", "2")
     assert found.values["loss"] == {"torch.nn.L1Loss": {"weight": 2}}
     assert found.origins["loss.torch.nn.L1Loss.weight"] == "command line: --loss.torch.nn.L1Loss.weight 2"
 
 
 def test_required_keys_are_named() -> None:
-    """QQ-04: a key without default must be written."""
+    """A key without default must be written."""
 
     @section
     class Needs:
@@ -115,7 +115,7 @@ def test_required_keys_are_named() -> None:
 
 
 def test_config_option() -> None:
-    """CT-02: --config, --configs, -c and --config= name the file; without any, the program's default or an error."""
+    """--config, --configs, -c and --config= name the file; without any, the program's default or an error."""
     write("a.yaml", "name: x")
     for argv in (["--config", "a.yaml"], ["--configs", "a.yaml"], ["-c", "a.yaml"], ["--config=a.yaml"]):
         assert parse(Config, [*argv, "--flag"]).config.name == "x"
@@ -126,7 +126,7 @@ def test_config_option() -> None:
 
 
 def test_values_are_complete_and_the_config_is_frozen() -> None:
-    """CT-05, CT-06, QQ-04: defaults live in the schema; values hold all keys; a config cannot be changed."""
+    """Defaults live in the schema; values hold all keys; a config cannot be changed."""
     found = load("")
     assert list(found.values) == [item.name for item in dataclasses.fields(Config)]
     assert found.values["optim"]["ema"] == {"decay": 0.0}
@@ -137,7 +137,7 @@ def test_values_are_complete_and_the_config_is_frozen() -> None:
 
 
 def test_help_lists_every_key(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """R-09, QQ-02: each key with default and meaning, within the width of the terminal; needs no config."""
+    """Each key with default and meaning, within the width of the terminal; needs no config."""
     monkeypatch.setattr(command_line, "REGISTRIES", ())
     with pytest.raises(SystemExit) as stop:
         parse(Config, ["--help"])
@@ -151,7 +151,7 @@ def test_help_lists_every_key(capsys: pytest.CaptureFixture[str], monkeypatch: p
 
 
 def test_list_prints_registries(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """R-16: --list prints all, --list KIND one (singular or plural); an unknown kind names the kinds."""
+    """--list prints all, --list KIND one (singular or plural); an unknown kind names the kinds."""
 
     registries = (Registry("model"), Registry("loss"))
     monkeypatch.setattr(command_line, "REGISTRIES", registries)
@@ -171,20 +171,20 @@ def test_list_prints_registries(capsys: pytest.CaptureFixture[str], monkeypatch:
 
 
 def test_sections_are_plain_dataclasses() -> None:
-    """CT-05: a section works without any file, and refuses unknown keys by itself."""
+    """A section works without any file, and refuses unknown keys by itself."""
     assert Optim(lr=2.0).lr == 2.0
     with pytest.raises(ValueError, match="lrr"):
         TypeAdapter(Optim).validate_python({"lrr": 1})
 
 
 def test_a_key_that_stands_twice_in_a_base_is_not_lost() -> None:
-    """D-26: the second section would replace the first without a word, also below a file that sets a key of it."""
+    """The second section would replace the first without a word, also below a file that sets a key of it."""
     write("b.yaml", "optim: {eta_min: 0.5}\noptim: {lr: 2}\n")
     message = refusal("$BASE: b.yaml\noptim: {lr: 3}\n")
     assert "twice, at b.yaml:1 and b.yaml:2" in message and "1 problem:" in message
 
 
 def test_configurations_share_no_default() -> None:
-    """CT-05: what a program does to one configuration does not reach the next."""
+    """What a program does to one configuration does not reach the next."""
     load("").config.model["width"] = 8
     assert load("").config.model["width"] == 4

@@ -20,13 +20,13 @@ CROSS = "{type: CrossEntropyLoss}"
     ],
 )
 def test_clashes(words: list[str], key: str) -> None:
-    """MM-68: refused with the rest of the config, before anything is built."""
+    """Refused with the rest of the config, before anything is built."""
     with pytest.raises(UserError) as error:
         resolve(Config, [CONFIG], words)
     assert "1 problem:" in str(error.value) and f"\n  {key}" in str(error.value), error.value
 
 
 def test_names_that_only_begin_alike(runs: Runs) -> None:
-    """MM-68: both values are in the record."""
+    """Both values are in the record."""
     folder = runs.train("--metric", "{Cross: {type: Accuracy}}", "--best.metric", "Cross", "--progress.epoch", "1")
     assert {"loss", "CrossEntropyLoss", "Cross"} <= metrics(folder, "val")[0]["values"].keys()

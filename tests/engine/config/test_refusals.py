@@ -64,11 +64,11 @@ def refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str])
 def test_as_many_processes_as_devices(
     refused: Refused, program: str, seen: int, variables: dict[str, str], gpus: str, message: str
 ) -> None:
-    """R-64, D-45: refused by each program, with what would be right."""
+    """Refused by each program, with what would be right."""
     assert message in refused(program, seen, variables, "--gpu_ids", gpus)
 
 
 def test_no_launcher_wanted(refused: Refused) -> None:
-    """R-64: several devices, and the one process was set to stand alone."""
+    """Several devices, and the one process was set to stand alone."""
     text = refused("train.py", 2, {}, "--gpu_ids", "0,1", "--dist.launcher", "none")
     assert "names 2 device(s)" in text and "1 process(es)" in text

@@ -74,14 +74,14 @@ def problems(registry: Registry, section: Any, **options: Any) -> list[str]:
 
 
 def test_scan_finds_files_by_suffix_at_any_depth(registry: Registry) -> None:
-    """R-16: no list of imports to keep; a file that registers nothing is fine, other files are left alone."""
+    """No list of imports to keep; a file that registers nothing is fine, other files are left alone."""
     assert registry.get("Conv").__name__ == "Conv"
     assert registry.get("short").__name__ == "make"
     assert "parts.other" not in sys.modules
 
 
 def test_where_a_name_leads(registry: Registry) -> None:
-    """R-16: file and line, one step from the config to the code; the table shows all with signatures."""
+    """File and line, one step from the config to the code; the table shows all with signatures."""
     assert registry.where("Conv") == "parts/deep/conv_model.py:6"
     assert registry.where("short") == "parts/deep/conv_model.py:16"
     assert file_of(registry.get("Conv")) == "parts/deep/conv_model.py:6"
@@ -93,7 +93,7 @@ def test_where_a_name_leads(registry: Registry) -> None:
 
 
 def test_an_unknown_name_says_what_to_do(registry: Registry) -> None:
-    """R-16: the nearest name, where to add."""
+    """The nearest name, where to add."""
     with pytest.raises(UserError) as caught:
         registry.get("Cnov")
     for piece in ("Cnov", "did you mean Conv?",
@@ -104,7 +104,7 @@ def test_an_unknown_name_says_what_to_do(registry: Registry) -> None:
 
 
 def test_two_of_one_name_are_refused(registry: Registry) -> None:
-    """R-16: the error names both places; in one file, too."""
+    """The error names both places; in one file, too."""
     write("parts/twin_model.py", "from parts import REGISTRY\n\n@REGISTRY.register()\nclass Conv: ...\n")
     with pytest.raises(UserError, match=r"Conv is used twice, at parts/deep/conv_model.py:6 and parts/twin_model.py:3"):
         look(registry, "twin_model")
@@ -115,7 +115,7 @@ def test_two_of_one_name_are_refused(registry: Registry) -> None:
 
 
 def test_importing_a_file_again_is_no_duplicate(registry: Registry) -> None:
-    """R-16: spawned workers, pickling and `python -m` run a file a second time."""
+    """Spawned workers, pickling and `python -m` run a file a second time."""
     del sys.modules["parts.deep.conv_model"]
     look(registry, "_model")
     exec(compile(Path("parts/deep/conv_model.py").read_text(), "parts/deep/conv_model.py", "exec"), {"__name__": "x"})
@@ -133,7 +133,7 @@ def test_importing_a_file_again_is_no_duplicate(registry: Registry) -> None:
     ],
 )
 def test_a_file_that_does_not_import_is_named(registry: Registry, text: str, pieces: list[str]) -> None:
-    """R-16: file and line in the message, and the type of the error."""
+    """File and line in the message, and the type of the error."""
     write("parts/bad_model.py", text)
     with pytest.raises(UserError) as caught:
         look(registry, "bad_model")
@@ -164,7 +164,7 @@ def test_a_file_that_needs_a_missing_package_is_left_out(registry: Registry) -> 
 
 
 def test_import_paths(registry: Registry) -> None:
-    """R-16: anything importable can be named without registering it; a class in a class, and "module:Class" too."""
+    """Anything importable can be named without registering it; a class in a class, and "module:Class" too."""
     write("outside.py", "class A:\n    class B: ...\n    def __init__(self, x: int): self.x = x\nvalue = 3\n")
     write("half.py", "import no_such_thing\n")
     assert registry.build({"type": "outside.A", "x": 2}).x == 2
@@ -183,7 +183,7 @@ def test_import_paths(registry: Registry) -> None:
 
 
 def test_nn_losses_by_path(registry: Registry) -> None:
-    """R-01, R-16: classes of torch are checked by their signatures, tensors are left alone."""
+    """Classes of torch are checked by their signatures, tensors are left alone."""
     path = "torch.nn.CrossEntropyLoss"
     assert problems(Registry("loss"), {"type": path, "reduction": "none", "label_smoothing": 0}) == []
     found = problems(Registry("loss"), {"weight": 1}, default_type=path, ignore=("weight",))
@@ -217,7 +217,7 @@ CHECKS: list[tuple[Any, list[str]]] = [
 
 @pytest.mark.parametrize(("given", "pieces"), CHECKS, ids=[str(given) for given, _ in CHECKS])
 def test_arguments_are_checked_by_signature(registry: Registry, given: Any, pieces: list[str]) -> None:
-    """R-16, D-26: unknown, missing, wrongly typed and reserved arguments; nothing is built to find out."""
+    """Unknown, missing, wrongly typed and reserved arguments; nothing is built to find out."""
     found = problems(registry, given)
     assert len(found) == bool(pieces), found
     assert all(piece in found[0] for piece in pieces), found
@@ -238,14 +238,14 @@ def test_what_the_program_supplies(registry: Registry) -> None:
 
 
 def test_several_problems_and_a_default_type(registry: Registry) -> None:
-    """R-16: all problems of a section at once; the section's own name can be its type."""
+    """All problems of a section at once; the section's own name can be its type."""
     assert len(problems(registry, {"type": "Conv", "a": 1, "rate": "x"})) == 3
     assert problems(registry, {"width": 1, "weight": 2}, default_type="Conv", ignore=("weight",)) == []
     assert "model=Cnv" in problems(registry, {}, default_type="Cnv")[0]
 
 
 def test_build_hands_over_typed_arguments(registry: Registry) -> None:
-    """R-16: a path for `Path`, a tuple for a tuple, a float for an int; `ignore`d keys stay behind; input unchanged."""
+    """A path for `Path`, a tuple for a tuple, a float for an int; `ignore`d keys stay behind; input unchanged."""
     given = {"type": "Conv", "width": 2, "rate": 1, "size": [3, 4], "where": "a/b", "weight": 9}
     built = registry.build(given, ignore=("weight",), data_dir="d")
     assert built.given == ("d", 2, 1.0, (3, 4), Path("a/b"), "a", "", None, None)
@@ -254,7 +254,7 @@ def test_build_hands_over_typed_arguments(registry: Registry) -> None:
 
 
 def test_markers_report_through_the_config(registry: Registry) -> None:
-    """R-16, D-22: registry problems come with the line they were written on, together with all others."""
+    """Registry problems come with the line they were written on, together with all others."""
 
     @section
     class Config:
@@ -277,7 +277,7 @@ def test_markers_report_through_the_config(registry: Registry) -> None:
 
 
 def test_start_up_stays_light() -> None:
-    """R-17: reading a config and asking for help must not wait for torch."""
+    """Reading a config and asking for help must not wait for torch."""
     code = "import sys, cli.command_line; sys.exit('torch' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], cwd=PROJECT, check=True)
 

@@ -61,7 +61,7 @@ def test_drop_last_leaves_out_the_last_window_only_when_not_full() -> None:
 
 
 def test_batches_of_any_nesting_are_moved() -> None:
-    """R-18, CT-35: dicts, lists, tuples, named tuples and dataclasses."""
+    """Dicts, lists, tuples, named tuples and dataclasses."""
     from collections import namedtuple
     from dataclasses import dataclass
 

@@ -51,7 +51,7 @@ class Endless:
 
 @pytest.mark.parametrize("dataset", ["DigitsOnGpu", "Endless"])
 def test_forked_workers_for_a_data_set_on_the_gpu(runs: Runs, dataset: str) -> None:
-    """R-57: ends at the first batch, with the ways out."""
+    """Ends at the first batch, with the ways out."""
     assert runs.fail("--dataset.train", f"{{type: engine.data.test_fork.{dataset}}}", "--num_workers", "1") == 1
     message = (runs.root / "run" / "train.log").read_text()
     assert "cannot use the GPU" in message and "CUDA" in message
@@ -70,6 +70,6 @@ def test_another_error_of_a_worker_keeps_its_words(runs: Runs) -> None:
     "words", [["--num_workers", "0"], ["--num_workers", "1", "--loader.start_method", "forkserver"]]
 )
 def test_the_ways_out(runs: Runs, words: list[str]) -> None:
-    """R-57: both work."""
+    """Both work."""
     data = ["--dataset.train", "{type: engine.data.test_fork.MovedToGpu}", "--progress.max_steps", "1"]
     runs.train(*data, *words, "--progress.epoch_val", "-1")

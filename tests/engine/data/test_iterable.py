@@ -144,7 +144,7 @@ def test_a_stream_without_state_is_read_again(runs: Runs) -> None:
 
 
 def test_a_schedule_that_needs_the_length_says_so(runs: Runs) -> None:
-    """R-63: with max_steps given, it works."""
+    """With max_steps given, it works."""
     more = ["--optim.lr_scheduler.type", "cosine"]
     assert runs.fail(*stream("Rereading", *more)) == 2
     assert "max_steps" in (runs.root / "run" / "train.log").read_text()

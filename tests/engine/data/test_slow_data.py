@@ -49,7 +49,7 @@ def warnings(*, wait: float, workers: int, work: float = 0.04, count: int = 100,
 
 
 def test_waiting_for_data_is_worth_a_warning_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """R-31: with what to change; and none for a fast loop, where waiting is the cost of a call."""
+    """With what to change; and none for a fast loop, where waiting is the cost of a call."""
     monkeypatch.setattr("cli.slow_data.available_cores", lambda: 8)
     (advice,) = warnings(wait=0.06, workers=2)
     assert "60% of the time" in advice

@@ -31,7 +31,7 @@ def old_torch() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("split", ["train", "val"])
 def test_data(runs: Runs, split: str) -> None:
-    """R-14: which rank sees how many samples of what; nothing of an earlier run is touched."""
+    """Which rank sees how many samples of what; nothing of an earlier run is touched."""
     text = refused(runs, 2, runs.words(f"--dataset.{split}", "{type: engine.distributed.test_alike.Shorter}"))
     assert "rank 1 sees different data than rank 0" in text
     assert f"samples of dataset.{split}: 160 on rank 0, 100 on rank 1" in text
@@ -40,14 +40,14 @@ def test_data(runs: Runs, split: str) -> None:
 
 @pytest.mark.slow
 def test_torch(runs: Runs) -> None:
-    """R-14: two environments on two hosts."""
+    """Two environments on two hosts."""
     text = refused(runs, 2, runs.words(), setup=old_torch)
     assert f"torch: '{torch.__version__}' on rank 0, '2.9.0' on rank 1" in text
 
 
 @pytest.mark.slow
 def test_code(runs: Runs) -> None:
-    """R-14: two copies of the project on two hosts, one of which was edited."""
+    """Two copies of the project on two hosts, one of which was edited."""
     copy = copy_of_project(runs.root / "copy")
     with (copy / "custom" / "tasks" / "classification_task.py").open("a") as file:
         file.write("# edited\n")

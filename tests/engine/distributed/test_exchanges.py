@@ -54,7 +54,7 @@ def check_alike_at_the_start(trainer: Trainer) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("world", [1, 3])
 def test_exchanges(runs: Runs, world: int) -> None:
-    """MM-72, MM-73, QQ-57, TP-02: the same calls, the same results, alone and with others."""
+    """The same calls, the same results, alone and with others."""
     words = ["--plugins", f"[{HERE}:check_exchanges]", "--progress.max_steps", "1"]
     if world == 1:
         runs.train(*words)
@@ -64,7 +64,7 @@ def test_exchanges(runs: Runs, world: int) -> None:
 
 @pytest.mark.slow
 def test_alike_at_the_start(runs: Runs) -> None:
-    """MM-74, MM-77, D-11: a seed that is drawn, the first weights and the run's folder are the same on every rank."""
+    """A seed that is drawn, the first weights and the run's folder are the same on every rank."""
     words = ["--plugins", f"[{HERE}:check_alike_at_the_start]", "--dist.random_seed", "null"]
     several(runs, 2, runs.words(*words, "--progress.max_steps", "1"))
     assert [path.name for path in runs.root.iterdir() if path.is_dir()] == ["run"]
@@ -86,7 +86,7 @@ def test_ranks_end_with_their_test(runs: Runs, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_one_process_exchanges_nothing() -> None:
-    """MM-72, QQ-57: nothing needs to be started for rank 0 of 1."""
+    """Nothing needs to be started for rank 0 of 1."""
     rank = replace(Rank(), control=None)
     assert rank.is_main and rank.is_single_process
     assert gather_objects(Path("x"), rank) == gather_to_main(Path("x"), rank) == [Path("x")]

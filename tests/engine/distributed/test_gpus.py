@@ -57,7 +57,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[tuple[list[str], dict[str, 
     ("ids", "count"), [("0,1", 2), ("[1, 3, 0]", 3), ("all", 4), ("2,3", 2)], ids=["two", "three", "all", "the last"]
 )
 def test_one_process_for_each(runs: Runs, started: list[Any], ids: str, count: int) -> None:
-    """CT-13, R-64, TP-12: the same command, once per device, with the place of each."""
+    """The same command, once per device, with the place of each."""
     words = runs.words("--gpu_ids", ids)
     assert train.main(words) == 0
     for command, _ in started:  # between the two, options of the interpreter: the tests' own may have some
@@ -81,7 +81,7 @@ def test_one_process_for_each(runs: Runs, started: list[Any], ids: str, count: i
     ],
 )
 def test_what_cannot_be_started(runs: Runs, started: list[Any], words: list[str], message: str) -> None:
-    """R-64, D-45: refused before any process is."""
+    """Refused before any process is."""
     with pytest.raises(UserError, match=message):
         runs.train(*words)
     assert started == []
@@ -89,7 +89,7 @@ def test_what_cannot_be_started(runs: Runs, started: list[Any], words: list[str]
 
 @pytest.mark.usefixtures("four_gpus")
 def test_the_device_is_set_before_the_group(monkeypatch: pytest.MonkeyPatch) -> None:
-    """MM-76, TP-12, CT-16: else NCCL of every process would take device 0; and it is told which one is meant."""
+    """Else NCCL of every process would take device 0; and it is told which one is meant."""
     order: list[Any] = []
     environment = {
         "RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1",

@@ -27,7 +27,7 @@ from tests.ranks import free_port, several, start_ranks
 
 
 def test_ports_differ_by_job() -> None:
-    """CT-17, D-46: from job, array task, step and restart; alike for the tasks of one step; MASTER_PORT wins."""
+    """From job, array task, step and restart; alike for the tasks of one step; MASTER_PORT wins."""
     ports = set()
     for change in ({}, {"SLURM_JOB_ID": "42"}, {"SLURM_ARRAY_TASK_ID": "1"}, {"SLURM_STEP_ID": "1"}):
         found = read_launch({**SLURM, **change})
@@ -49,7 +49,7 @@ def test_variables_set_by_hand() -> None:
 
 
 def test_started_again() -> None:
-    """R-46: by Slurm. What torchrun has started before, its store tells."""
+    """By Slurm. What torchrun has started before, its store tells."""
     assert find_rank(-1, DistConfig(), {"SLURM_RESTART_COUNT": "1"}).restarted
     assert not find_rank(-1, DistConfig(), {"SLURM_RESTART_COUNT": "0"}).restarted
     assert not find_rank(-1, DistConfig(), TORCHRUN).restarted
@@ -77,7 +77,7 @@ LEFT_OVER = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "MASTER_ADDR": "
     ],
 )
 def test_the_setting_wins(runs: Runs, monkeypatch: pytest.MonkeyPatch, words: list[str], message: str | None) -> None:
-    """CT-14, R-64: dist.launcher on the command line, against variables that are there, or left over."""
+    """dist.launcher on the command line, against variables that are there, or left over."""
     for name, value in {**SLURM, **LEFT_OVER}.items():
         monkeypatch.setenv(name, value)
     if message is None:
@@ -97,7 +97,7 @@ def test_the_setting_wins(runs: Runs, monkeypatch: pytest.MonkeyPatch, words: li
     ],
 )
 def test_contradictions(variables: dict[str, str], launcher: str, message: list[str] | None) -> None:
-    """R-64: half-set or contradicting variables are refused, by name."""
+    """Half-set or contradicting variables are refused, by name."""
     if message is None:  # set by hand, beside Slurm's
         del variables["TORCHELASTIC_RUN_ID"]
         message = ["RANK=3 and WORLD_SIZE=4 contradict SLURM_PROCID=2 of 3", "--dist.launcher slurm"]
@@ -120,7 +120,7 @@ def test_contradictions(variables: dict[str, str], launcher: str, message: list[
     ],
 )
 def test_node_lists(nodes: str, first: str) -> None:
-    """CT-15: the first host of Slurm's list."""
+    """The first host of Slurm's list."""
     assert place({**SLURM, "SLURM_STEP_NODELIST": nodes})[-1] == first
 
 
@@ -149,7 +149,7 @@ def gpus(monkeypatch: pytest.MonkeyPatch) -> Any:
     ],
 )
 def test_devices_that_cannot_be(gpus: Any, seen: int, wanted: Any, message: list[str]) -> None:
-    """R-64, D-45: more ranks than GPUs, more GPUs than ranks, or none at all: refused, with what would be right."""
+    """More ranks than GPUs, more GPUs than ranks, or none at all: refused, with what would be right."""
     gpus(seen)
     with pytest.raises(UserError) as error:
         find_rank(wanted, DistConfig(), TORCHRUN)
@@ -158,7 +158,7 @@ def test_devices_that_cannot_be(gpus: Any, seen: int, wanted: Any, message: list
 
 
 def test_the_wrong_backend() -> None:
-    """CT-16: refused before anything hangs."""
+    """Refused before anything hangs."""
     with pytest.raises(UserError, match="nccl needs CUDA"):
         find_rank(-1, DistConfig(distributed_backend="nccl"), TORCHRUN)
 
@@ -183,7 +183,7 @@ def note_python(trainer: Trainer) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("flags", [["-uO", "-X", "mine=1", "-Wignore:x", "-W", "ignore:y"], []])
 def test_spawn_starts_python_as_it_was_started(runs: Runs, flags: list[str]) -> None:
-    """TP-12: what the interpreter was given holds for the processes that train, and not only for their starter."""
+    """What the interpreter was given holds for the processes that train, and not only for their starter."""
     plugin = "[engine.distributed.test_launch:note_python]"
     words = runs.words("--dist.processes", "2", "--progress.epoch", "1", "--plugins", plugin)
     environment = {name: value for name, value in ENVIRONMENT.items() if not name.startswith("PYTHONUNBUFFERED")}
@@ -196,7 +196,7 @@ def test_spawn_starts_python_as_it_was_started(runs: Runs, flags: list[str]) -> 
 
 @pytest.mark.slow
 def test_spawn_for_evaluation(runs: Runs, alone: Path) -> None:
-    """R-02: evaluate.py starts its processes in the same way."""
+    """evaluate.py starts its processes in the same way."""
     command = [sys.executable, "evaluate.py", "--model_pt", str(alone / "checkpoints" / "latest.pt")]
     done = run([*command, "--dist.processes", "2"])
     assert done.returncode == 0, done.stderr
@@ -225,7 +225,7 @@ def two_agents(
 
 @pytest.mark.slow
 def test_two_agents_meet(runs: Runs, alone: Path) -> None:
-    """CT-14, TP-03: torchrun over two nodes."""
+    """Torchrun over two nodes."""
     codes, texts = two_agents(runs, runs.words(*LAUNCHED, "--batch_size", "15"))
     assert codes == [0, 0], texts
     assert same_as(alone, runs.root / "run")
@@ -233,7 +233,7 @@ def test_two_agents_meet(runs: Runs, alone: Path) -> None:
 
 @pytest.mark.slow
 def test_job_script_of_two_nodes(runs: Runs, alone: Path) -> None:
-    """CT-10, D-31: on one of them it says what to type on each; typed there, it repeats the run."""
+    """On one of them it says what to type on each; typed there, it repeats the run."""
     codes, texts = two_agents(runs, runs.words(*LAUNCHED, "--batch_size", "15"))
     assert codes == [0, 0], texts
     job = runs.root / "run" / "job.sh"
@@ -264,7 +264,7 @@ def as_tasks_on_two_nodes() -> None:
 
 @pytest.mark.slow
 def test_job_script_of_two_nodes_of_slurm(runs: Runs) -> None:
-    """CT-10, D-31: srun starts what srun had started."""
+    """Srun starts what srun had started."""
     ended = start_ranks(runs.root, 2, runs.words(*LAUNCHED, "--batch_size", "15"), setup=as_tasks_on_two_nodes)
     assert ended.codes == [0, 0], ended.texts
     srun = runs.root / "bin" / "srun"
@@ -282,7 +282,7 @@ def test_job_script_of_two_nodes_of_slurm(runs: Runs) -> None:
 
 @pytest.mark.slow
 def test_elastic_over_two_agents(runs: Runs) -> None:
-    """R-46: one node's process dies; all are started again, though only that node's agent counts a restart."""
+    """One node's process dies; all are started again, though only that node's agent counts a restart."""
     words = runs.words(
         "--progress.epoch", "4", "--loss", "{$REPLACE: true, ce: {type: tests.parts.DiesOnce}}", "--batch_size", "16",
         "--dist.timeout", "30",
@@ -295,7 +295,7 @@ def test_elastic_over_two_agents(runs: Runs) -> None:
 
 @pytest.mark.slow
 def test_elastic_with_a_node_less(runs: Runs) -> None:
-    """R-46: one of two nodes is lost for good; the other continues alone, and the log says what that changes."""
+    """One of two nodes is lost for good; the other continues alone, and the log says what that changes."""
     words = runs.words(
         "--progress.epoch", "3", "--loss", "{$REPLACE: true, ce: {type: tests.parts.DiesOnce, node: true}}",
         "--batch_size", "16", "--dist.timeout", "30",
@@ -310,7 +310,7 @@ def test_elastic_with_a_node_less(runs: Runs) -> None:
 
 @pytest.mark.slow
 def test_a_run_is_evaluated_and_resumed_by_others(runs: Runs) -> None:
-    """R-64: how a run was started is not asked of those who use its own config afterwards."""
+    """How a run was started is not asked of those who use its own config afterwards."""
     folder = runs.root / "run"
     several(runs, 2, runs.words("--dist.processes", "2", "--progress.epoch", "1"))
     best = ["--model_pt", str(folder / "checkpoints" / "best.pt")]
@@ -321,7 +321,7 @@ def test_a_run_is_evaluated_and_resumed_by_others(runs: Runs) -> None:
 
 
 def test_processes_that_no_command_would_start(runs: Runs) -> None:
-    """R-64: refused, with what would be right."""
+    """Refused, with what would be right."""
     with pytest.raises(UserError, match=r"--dist.launcher spawn starts them"):
         train.main(runs.words("--dist.processes", "2", "--dist.launcher", "none"))
 
@@ -337,7 +337,7 @@ def unready() -> Plain:
 
 @pytest.mark.slow
 def test_a_restart_takes_no_other_run(runs: Runs) -> None:
-    """R-46: it died before it had a run; what lies there under its name is an earlier one, which is finished."""
+    """It died before it had a run; what lies there under its name is an earlier one, which is finished."""
     words = runs.words("--batch_size", "16", "--model", "{type: engine.distributed.test_launch.unready}")
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--max-restarts=1"]
     environment = {**ENVIRONMENT, "DIES_ONCE": str(runs.root / "died")}
@@ -351,7 +351,7 @@ def test_a_restart_takes_no_other_run(runs: Runs) -> None:
 
 
 def test_a_job_that_is_queued_again_takes_no_other_run(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
-    """R-46: nor does a job of Slurm take what another one, or a person, has left; its own it continues with."""
+    """Nor does a job of Slurm take what another one, or a person, has left; its own it continues with."""
     runs.train("--progress.epoch", "1")
     monkeypatch.setenv("SLURM_JOB_ID", "7")
     monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
@@ -362,7 +362,7 @@ def test_a_job_that_is_queued_again_takes_no_other_run(runs: Runs, monkeypatch: 
 
 
 def test_a_signal_while_processes_are_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """R-46: one that comes when only some of them are there reaches all."""
+    """One that comes when only some of them are there reaches all."""
     program = tmp_path / "program.py"
     program.write_text("import time\ntime.sleep(6)\n")
     popen, started = subprocess.Popen, []
@@ -380,7 +380,7 @@ def test_a_signal_while_processes_are_started(tmp_path: Path, monkeypatch: pytes
 
 @pytest.mark.slow
 def test_the_starter_is_killed_at_once(runs: Runs) -> None:
-    """R-14: before its processes could ask the system to end with it; they end all the same, and do not wait."""
+    """Before its processes could ask the system to end with it; they end all the same, and do not wait."""
     words = runs.words("--dist.processes", "2", "--progress.epoch", "100000")
     starter = subprocess.Popen(
         [sys.executable, "train.py", *words], cwd=PROJECT, env=ENVIRONMENT, stderr=subprocess.DEVNULL
@@ -417,7 +417,7 @@ def tell_rank_1(trainer: Trainer) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("at", [2, 230])
 def test_a_signal_to_one_rank(runs: Runs, at: int) -> None:
-    """R-46: all ranks save and stop at the same step, soon; also when they ask one another only now and then."""
+    """All ranks save and stop at the same step, soon; also when they ask one another only now and then."""
     words = [
         "--plugins",
         f"[{__name__}:tell_rank_1]",

@@ -35,7 +35,7 @@ def prepare(trainer: Trainer) -> None:
 
 @pytest.mark.slow
 def test_rank_0_goes_first(runs: Runs) -> None:
-    """QQ-57: the others wait, for longer than dist.timeout, and no process leaves before all have been through."""
+    """The others wait, for longer than dist.timeout, and no process leaves before all have been through."""
     folder = runs.root / "prepared"
     folder.mkdir()
     words = [*FAST, "--plugins", "[engine.distributed.test_main_first:prepare]", "--dist.timeout", "2"]
@@ -46,7 +46,7 @@ def test_rank_0_goes_first(runs: Runs) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("rank", [0, 2])
 def test_an_error_inside_ends_all(runs: Runs, rank: int) -> None:
-    """QQ-57, R-14: the others do not wait for one that fails; its reason is shown."""
+    """The others do not wait for one that fails; its reason is shown."""
     folder = runs.root / "prepared"
     folder.mkdir()
     words = [*FAST, "--plugins", "[engine.distributed.test_main_first:prepare]"]
@@ -58,7 +58,7 @@ def test_an_error_inside_ends_all(runs: Runs, rank: int) -> None:
 
 
 def test_one_process() -> None:
-    """QQ-57: alone, it is nothing."""
+    """Alone, it is nothing."""
     with distributed.main_first(Rank()):
         entered = True
     assert entered

@@ -23,7 +23,7 @@ from custom.datasets.digits_dataset import DigitsDataset
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
 def test_ways_to_start_workers(runs: Runs, method: str) -> None:
-    """R-57, MM-76: datasets, collate functions and registries survive a start without fork, with the same result."""
+    """Datasets, collate functions and registries survive a start without fork, with the same result."""
     plain = runs.train("--progress.epoch", "1", name="plain")
     words = [
         "--num_workers",
@@ -40,7 +40,7 @@ def test_ways_to_start_workers(runs: Runs, method: str) -> None:
 
 
 def test_workers_end_with_the_run(runs: Runs) -> None:
-    """MM-76: at once, and not when Python collects what is left of it: that took 5 s for each."""
+    """At once, and not when Python collects what is left of it: that took 5 s for each."""
     before = set(multiprocessing.active_children())
     folder = runs.train("--num_workers", "2", "--progress.epoch_eval", "1")
     assert evaluate.main(["--model_pt", str(folder / "checkpoints" / "best.pt")]) == 0
@@ -59,12 +59,12 @@ class Decoded(DigitsDataset):
 
 
 def test_programs_of_a_data_set(runs: Runs) -> None:
-    """MM-76: that workers do not heed SIGTERM is not handed on to what they start."""
+    """That workers do not heed SIGTERM is not handed on to what they start."""
     runs.train("--num_workers", "1", "--dataset.train", f"{{type: {__name__}.Decoded}}", "--progress.epoch", "1")
 
 
 def test_threads_are_shared(monkeypatch: pytest.MonkeyPatch) -> None:
-    """MM-76: the cores of a host are dealt out to its processes, unless the launcher or the user has said otherwise."""
+    """The cores of a host are dealt out to its processes, unless the launcher or the user has said otherwise."""
     monkeypatch.setattr("common.distributed.process.available_cores", lambda: 8)
     assert [cores(count, {}) for count in (1, 2, 16)] == [8, 4, 1]
     assert cores(4, {"SLURM_CPUS_PER_TASK": "6"}) == 6  # promised to each
@@ -80,7 +80,7 @@ def test_threads_are_shared(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_open_files() -> None:
-    """MM-76: raised as far as allowed, and never lowered."""
+    """Raised as far as allowed, and never lowered."""
     resource = pytest.importorskip("resource")
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     try:
@@ -95,7 +95,7 @@ def test_open_files() -> None:
 
 
 def test_cudnn(monkeypatch: pytest.MonkeyPatch) -> None:
-    """MM-76: asked for by name; determinism wins."""
+    """Asked for by name; determinism wins."""
     monkeypatch.setattr(torch.backends.cudnn, "benchmark", False)
     set_up_process(DistConfig(cudnn_benchmark=True), Rank())
     assert torch.backends.cudnn.benchmark
@@ -107,7 +107,7 @@ def test_cudnn(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_opencv_gets_no_threads_in_workers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """MM-76: only where a dataset has imported it."""
+    """Only where a dataset has imported it."""
     seen: list[int] = []
     stand_in: Any = types.ModuleType("cv2")
     stand_in.setNumThreads = seen.append

@@ -56,7 +56,7 @@ class NeverBuilt:
 
 
 def test_shares_are_whole_batches() -> None:
-    """R-66, MM-69: dealt out in turn, so that shares differ by one batch at most; each sample once, no padding."""
+    """Dealt out in turn, so that shares differ by one batch at most; each sample once, no padding."""
     for world in (1, 2, 3, 8):
         shares = [[indices for _, indices in evaluation_keys(23, 4, rank, world)] for rank in range(world)]
         whole = sorted(batch for share in shares for batch in share)
@@ -73,7 +73,7 @@ def test_shares_are_whole_batches() -> None:
     ],
 )
 def test_mean_losses(values: list[float], mean: float) -> None:
-    """R-66: rounded once, whatever the order; an infinite loss ends no evaluation."""
+    """Rounded once, whatever the order; an infinite loss ends no evaluation."""
     for _ in range(3):
         random.Random(3).shuffle(values)
         sums = LossSums()
@@ -113,7 +113,7 @@ def test_what_is_no_metric_is_refused() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("clear", [False, True])
 def test_an_error_on_one_rank_says_where(runs: Runs, clear: bool) -> None:
-    """D-01: the set, the batch and its samples, in the log of that rank; the others do not wait for ever."""
+    """The set, the batch and its samples, in the log of that rank; the others do not wait for ever."""
     broken = f"{{type: {HERE}.BrokenAt, count: 43, at: 37, eval_batch_size: 7, clear: {str(clear).lower()}}}"
     words = ["--dataset.val", f"{{$REPLACE: true, first: {digits(5, 8)}, second: {broken}}}", "--progress.epoch", "1"]
     argv = runs.words(*words, "--best.metric", "first.loss", "--debug.max_samples", "0")
@@ -161,7 +161,7 @@ def named(tmp_path: Path) -> str:
 
 
 def test_named_sets_on_the_command_line(runs: Runs, named: str) -> None:
-    """QQ-43: whole, by one key of one set, and a set of the base left out."""
+    """Whole, by one key of one set, and a set of the base left out."""
     folder = runs.train(
         "--dataset.eval", "{$REPLACE: true, a: {type: DigitsDataset}, b-2: {type: DigitsDataset, shift: 1}}",
         "--progress.epoch_eval", "1", "--progress.epoch", "1",
@@ -200,7 +200,7 @@ def test_named_sets_on_the_command_line(runs: Runs, named: str) -> None:
     ],
 )  # fmt: skip
 def test_mistakes_in_named_sets(named: str, option: str, value: str, key: str, text: str) -> None:
-    """QQ-43: each is reported with its whole key, and with what to do."""
+    """Each is reported with its whole key, and with what to do."""
     with pytest.raises(UserError) as caught:
         resolve(Config, [named], [option, value])
     message = str(caught.value)
@@ -210,7 +210,7 @@ def test_mistakes_in_named_sets(named: str, option: str, value: str, key: str, t
 
 
 def test_a_named_set_that_inherits_a_type(tmp_path: Path) -> None:
-    """QQ-43: merged with a base's single set, named ones are refused, with the line."""
+    """Merged with a base's single set, named ones are refused, with the line."""
     text = "$BASE: {}\ndataset:\n  eval:\n    clean: {{type: DigitsDataset}}\n"
     file = tmp_path / "mine.yaml"
     file.write_text(text.format(CONFIG))
@@ -222,7 +222,7 @@ def test_a_named_set_that_inherits_a_type(tmp_path: Path) -> None:
 
 
 def test_classes_of_each_set_are_checked(runs: Runs, named: str) -> None:
-    """QQ-43: as those of a single one."""
+    """As those of a single one."""
     with pytest.raises(UserError, match=r"model\.classes is 9, but dataset\.train has 10"):
         runs.train("--config", named, "--model.classes", "9")
     other = f"{{type: {HERE}.Letters}}"
@@ -241,7 +241,7 @@ class Letters(DigitsDataset):
 
 
 def test_evaluation_reads_its_data_again_each_time(runs: Runs, named: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """QQ-43: nothing is kept from one evaluation to the next."""
+    """Nothing is kept from one evaluation to the next."""
     read: list[int] = []
     original = Digits.__getitem__
 
@@ -261,7 +261,7 @@ class Letterless(DigitsDataset):
 
 
 def test_evaluate_never_builds_the_training_data(runs: Runs, evaluated: Callable[..., dict[str, Any]]) -> None:
-    """R-02: only the split that was asked for is built, and its numbers are those that training printed."""
+    """Only the split that was asked for is built, and its numbers are those that training printed."""
     folder = runs.train("--progress.epoch_eval", "1", "--progress.epoch", "1")
     never = ["--dataset.train", f"{{type: {HERE}.NeverBuilt}}"]
     path = folder / "checkpoints" / "latest.pt"
@@ -273,7 +273,7 @@ def test_evaluate_never_builds_the_training_data(runs: Runs, evaluated: Callable
 
 
 def test_a_drawn_seed_is_that_of_the_run(runs: Runs, evaluated: Callable[..., dict[str, Any]]) -> None:
-    """R-02: data that draw random numbers are, in evaluate.py, what they were in training."""
+    """Data that draw random numbers are, in evaluate.py, what they were in training."""
     folder = runs.train(
         "--dist.random_seed", "null", "--dataset.eval.shift", "2", "--progress.epoch_eval", "1", "--progress.epoch", "1"
     )

@@ -14,7 +14,7 @@ from tests.conftest import CONFIG, PROJECT, Runs, run
 
 
 def test_checkpoints_that_are_elsewhere_or_are_none(runs: Runs, capsys: pytest.CaptureFixture[str]) -> None:
-    """R-09: a run's folder means its best checkpoint; a run that was moved away; a pickled model; a finished run."""
+    """A run's folder means its best checkpoint; a run that was moved away; a pickled model; a finished run."""
 
     def evaluated(path: Path) -> str:
         with pytest.raises(SystemExit) as ended, report_errors():
@@ -65,7 +65,7 @@ def test_checkpoints_that_are_elsewhere_or_are_none(runs: Runs, capsys: pytest.C
 def test_yaml_that_cannot_be_read(
     runs: Runs, tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, line: int, parts: list[str]
 ) -> None:
-    """D-24: the place, the lines and the usual cause."""
+    """The place, the lines and the usual cause."""
     path = tmp_path / "mine.yaml"
     path.write_text(text)
     with pytest.raises(SystemExit) as ended, report_errors():
@@ -79,7 +79,7 @@ def test_yaml_that_cannot_be_read(
 def test_a_config_that_is_elsewhere(
     runs: Runs, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """D-42: started in another folder, or with the folder misspelt: the working directory, and the nearest file."""
+    """Started in another folder, or with the folder misspelt: the working directory, and the nearest file."""
     full = PROJECT / "configs" / "debug.yaml"
     for folder, given, near in [(PROJECT, "config/debgu.yaml", "configs/debug.yaml"), (tmp_path, "debug.yaml", full)]:
         monkeypatch.chdir(folder)
@@ -91,7 +91,7 @@ def test_a_config_that_is_elsewhere(
 
 
 def test_ctrl_c_during_the_imports(tmp_path: Path) -> None:
-    """TP-01: one line, and the exit status of a Ctrl-C."""
+    """One line, and the exit status of a Ctrl-C."""
     (tmp_path / "torch.py").write_text("import os, signal, time\nos.kill(os.getpid(), signal.SIGINT)\ntime.sleep(9)\n")
     command = [sys.executable, "train.py", "--config", str(CONFIG)]
     done = run(command, env={**os.environ, "PYTHONPATH": str(tmp_path)})

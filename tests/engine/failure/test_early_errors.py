@@ -68,7 +68,7 @@ def files(folder: Path) -> dict[str, bytes]:
 @pytest.mark.slow
 @pytest.mark.parametrize("bad", [BAD, BAD_DATA], ids=["model", "data"])
 def test_one_rank_cannot_build(runs: Runs, bad: list[str]) -> None:
-    """R-14, D-29: before there is a folder: on the terminal, once, with the rank."""
+    """Before there is a folder: on the terminal, once, with the rank."""
     ended = failed(runs, *bad)
     assert "rank 1 failed" in ended.texts[0] and "RuntimeError: no such layer" in ended.texts[0]
     assert "Traceback" in ended.texts[0] and ended.texts[1] == ""
@@ -76,7 +76,7 @@ def test_one_rank_cannot_build(runs: Runs, bad: list[str]) -> None:
 
 
 def test_one_process_cannot_build(runs: Runs, capsys: pytest.CaptureFixture[str]) -> None:
-    """R-14: without ranks."""
+    """Without ranks."""
     assert alone(runs, *BAD) == 1
     assert capsys.readouterr().err.count("RuntimeError: no such layer") == 2  # the traceback's, and the summary's
     assert not (runs.root / "run").exists()
@@ -100,7 +100,7 @@ def test_a_worker_that_is_late(runs: Runs, capsys: pytest.CaptureFixture[str]) -
 
 @pytest.mark.slow
 def test_an_earlier_run_stays_where_it_is(runs: Runs) -> None:
-    """R-14: whatever goes wrong before the new run is open, none of the earlier run's files changes."""
+    """Whatever goes wrong before the new run is open, none of the earlier run's files changes."""
     folder = runs.train()
     before = files(folder)
     assert alone(runs, "--model.classes", "5") == 2
@@ -118,7 +118,7 @@ def test_a_mistake_in_a_new_run_leaves_nothing(runs: Runs) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("world", [1, 2])
 def test_a_checkpoint_that_cannot_be_read(runs: Runs, world: int, capsys: pytest.CaptureFixture[str]) -> None:
-    """R-14, R-46: the run that cannot continue is named, and stays as it is."""
+    """The run that cannot continue is named, and stays as it is."""
     folder = runs.train()
     for path in (folder / "checkpoints").glob("*.pt"):
         path.write_bytes(path.read_bytes()[:-100])
@@ -135,7 +135,7 @@ def test_a_checkpoint_that_cannot_be_read(runs: Runs, world: int, capsys: pytest
 
 
 def test_a_folder_in_use_is_left_alone(runs: Runs) -> None:
-    """R-14: another process trains there; whatever goes wrong here is reported on the terminal alone."""
+    """Another process trains there; whatever goes wrong here is reported on the terminal alone."""
     folder = runs.train()
     lock = FolderLock.take(folder / "run.lock")
     before = files(folder)
@@ -147,7 +147,7 @@ def test_a_folder_in_use_is_left_alone(runs: Runs) -> None:
 
 @pytest.mark.slow
 def test_evaluate(runs: Runs, capsys: pytest.CaptureFixture[str], evaluated: Callable[..., object]) -> None:
-    """R-14: evaluate.py ends in the same way; the traceback lies where the numbers would, the run is as it was."""
+    """evaluate.py ends in the same way; the traceback lies where the numbers would, the run is as it was."""
     folder = runs.train()
     run_before = {name: text for name, text in files(folder).items() if not name.startswith("eval/")}
     model_pt = folder / "checkpoints" / "latest.pt"

@@ -57,7 +57,7 @@ def last_block(text: str) -> str:
 
 @pytest.mark.slow
 def test_exception_in_forward(runs: Runs) -> None:
-    """R-14, TP-01, TP-04, D-29: with rank, host, step, samples, the user's line; everywhere one would look."""
+    """With rank, host, step, samples, the user's line; everywhere one would look."""
     ended = broken(runs, "raise 1 train 5")
     folder = runs.root / "run"
     block = last_block(ended.texts[0])
@@ -102,7 +102,7 @@ def test_the_reason_is_logged_before_writers_close(runs: Runs) -> None:
 
 @pytest.mark.slow
 def test_exception_on_three_ranks(runs: Runs) -> None:
-    """R-14: those who were not involved end too."""
+    """Those who were not involved end too."""
     assert "rank 2 failed" in last_block(broken(runs, "raise 2 train 4", world=3).texts[0])
 
 
@@ -115,7 +115,7 @@ def test_exception_on_rank_0(runs: Runs) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("worker", ["0", "1"])
 def test_exception_in_a_loader(runs: Runs, worker: str) -> None:
-    """R-14: from a worker too, with the number of the sample and the line of the dataset."""
+    """From a worker too, with the number of the sample and the line of the dataset."""
     words = ["--dataset.train", "{type: tests.parts.OneBadSample, index: 77}", "--num_workers", worker]
     block = last_block(broken(runs, "never 0 train 0", *words).texts[0])
     assert "sample 77 of OneBadSample cannot be read: OSError: no such picture" in block
@@ -145,7 +145,7 @@ def talk(trainer: Trainer) -> None:
 
 @pytest.mark.slow
 def test_nothing_is_said_after_the_reason(runs: Runs) -> None:
-    """R-14: the first cause is the last thing shown, on the terminal and in the log, however busy rank 0 is."""
+    """The first cause is the last thing shown, on the terminal and in the log, however busy rank 0 is."""
     ended = broken(runs, "never 0 train 0", "--plugins", "[engine.failure.test_fail_fast:talk]")
     for text in (ended.texts[0], (runs.root / "run" / "train.log").read_text()):
         assert "blah" in text
@@ -161,7 +161,7 @@ def lag(trainer: Trainer) -> None:
 
 @pytest.mark.slow
 def test_a_failed_run_does_not_begin_to_train(runs: Runs) -> None:
-    """R-14: what rank 0 does until it ends does not change what is on record."""
+    """What rank 0 does until it ends does not change what is on record."""
     broken(runs, "never 0 train 0", "--plugins", "[engine.failure.test_fail_fast:lag]")
     status = json.loads((runs.root / "run" / "status.json").read_text())
     assert (status["state"], status["reason"]) == ("failed", "rank 1: RuntimeError: rank 1 is wrong")
@@ -184,7 +184,7 @@ def fill(trainer: Trainer) -> None:
 
 @pytest.mark.slow
 def test_a_terminal_without_a_reader(runs: Runs) -> None:
-    """R-14: all end, also when the reason cannot be shown."""
+    """All end, also when the reason cannot be shown."""
     words = runs.words(*SMALL, "--plugins", "[engine.failure.test_fail_fast:fill]")
     ended = start_ranks(runs.root, 3, words, setup=stop_reading)
     assert ended.codes == [1, 1, 1]
@@ -194,7 +194,7 @@ def test_a_terminal_without_a_reader(runs: Runs) -> None:
 
 @pytest.mark.slow
 def test_exception_in_one_ranks_validation(runs: Runs) -> None:
-    """R-14, D-01: the others wait for its numbers."""
+    """The others wait for its numbers."""
     block = last_block(broken(runs, "raise 1 eval 3", "--dataset.val.eval_batch_size", "32").texts[0])
     assert "rank 1 failed" in block and "after training step 5, epoch 1" in block
     assert "in the evaluation on val, batch 4 of 5, samples 96 to 127" in block
@@ -211,7 +211,7 @@ def test_exception_in_one_ranks_validation(runs: Runs) -> None:
 )
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_rank_that_goes(runs: Runs, how: str, report: str, rank: int) -> None:
-    """R-14: os._exit, SIGKILL, sys.exit; rank 1 speaks where rank 0 cannot any more."""
+    """os._exit, SIGKILL, sys.exit; rank 1 speaks where rank 0 cannot any more."""
     ended = start_ranks(runs.root, 2, runs.words(*SMALL), environment={"BREAKS": f"{how} {rank} train 5"})
     assert ended.codes[1 - rank] == 1
     assert max(ended.seconds) - min(ended.seconds) < SOON
@@ -240,7 +240,7 @@ def die_at_the_end(trainer: Trainer) -> None:
 
 @pytest.mark.slow
 def test_a_rank_that_goes_when_all_is_done(runs: Runs) -> None:
-    """R-14: reported as what it is; the run has finished all the same, and its record says so."""
+    """Reported as what it is; the run has finished all the same, and its record says so."""
     words = ["--plugins", "[engine.failure.test_fail_fast:die_at_the_end]", "--progress.max_steps", "2"]
     ended = failed(start_ranks(runs.root, 2, runs.words(*SMALL, *words)))
     assert ended.codes == [1, -9]
@@ -258,7 +258,7 @@ def fork_a_worker(trainer: Trainer) -> None:
 
 @pytest.mark.slow
 def test_a_worker_does_not_hide_the_death_of_its_rank(runs: Runs) -> None:
-    """R-14: although it holds copies of the dead rank's connections."""
+    """Although it holds copies of the dead rank's connections."""
     ended = broken(runs, "kill 1 train 5", "--plugins", "[engine.failure.test_fail_fast:fork_a_worker]")
     assert "rank 1 failed" in last_block(ended.texts[0])
 
@@ -284,7 +284,7 @@ def listen_to_strangers() -> None:
 
 @pytest.mark.slow
 def test_strangers_do_not_deafen_it(runs: Runs) -> None:
-    """R-14: a program without the key changes nothing."""
+    """A program without the key changes nothing."""
     ended = failed(
         start_ranks(
             runs.root, 2, runs.words(*SMALL), environment={"BREAKS": "kill 1 train 5"}, setup=listen_to_strangers
@@ -300,7 +300,7 @@ def test_strangers_do_not_deafen_it(runs: Runs) -> None:
     ids=["GPU", "CPU"],
 )
 def test_out_of_memory(runs: Runs, how: str, report: str) -> None:
-    """R-14: with what helps against it. On the CPU it is real: a tensor that no machine has room for."""
+    """With what helps against it. On the CPU it is real: a tensor that no machine has room for."""
     block = last_block(broken(runs, f"{how} 1 train 3").texts[0])
     assert report in block and "smaller batch_size" in block and "rank 1 failed" in block
     assert re.search(r"during +training step 1, epoch 1, of train samples", block)
@@ -308,7 +308,7 @@ def test_out_of_memory(runs: Runs, how: str, report: str) -> None:
 
 @pytest.mark.slow
 def test_not_a_number_on_one_rank(runs: Runs) -> None:
-    """R-14: which rank, which step, which samples; and no checkpoint of it."""
+    """Which rank, which step, which samples; and no checkpoint of it."""
     words = ["--loss", "{$REPLACE: true, ce: {type: tests.parts.NanOnRank1}}", "--batch_size", "16"]
     ended = failed(start_ranks(runs.root, 2, runs.words(*words)))
     assert 2 in ended.codes
@@ -322,7 +322,7 @@ def test_not_a_number_on_one_rank(runs: Runs) -> None:
 
 @pytest.mark.slow
 def test_a_mistake_that_all_make_is_reported_once(runs: Runs) -> None:
-    """D-29: a missing folder is missing on every rank."""
+    """A missing folder is missing on every rank."""
     ended = failed(start_ranks(runs.root, 2, runs.words("--dir.data_dir", str(runs.root / "nowhere"))))
     assert ended.codes[0] in (1, 2)
     assert sum(text.count("nowhere") > 0 for text in ended.texts) == 1
@@ -330,7 +330,7 @@ def test_a_mistake_that_all_make_is_reported_once(runs: Runs) -> None:
 
 @pytest.mark.slow
 def test_a_rank_that_never_arrives(runs: Runs) -> None:
-    """R-14: the missing one is named."""
+    """The missing one is named."""
     ended = failed(start_ranks(runs.root, 3, runs.words(*SMALL, "--dist.timeout", "2"), only=[0, 2]))
     assert ended.codes == [2, 2]
     assert "rank 1 of 3 did not arrive" in ended.texts[0] and "(dist.timeout)" in ended.texts[0]
@@ -358,7 +358,7 @@ def read_late() -> None:
 
 @pytest.mark.slow
 def test_a_late_reader_is_waited_for(runs: Runs) -> None:
-    """R-14: rank 0, which serves what the others read, stays until they have read it, so that it is reported once."""
+    """Rank 0, which serves what the others read, stays until they have read it, so that it is reported once."""
     words = runs.words(*SMALL, "--dist.timeout", "2")
     ended = start_ranks(runs.root, 3, words, only=[0, 2], setup=read_late)
     assert ended.codes == [2, 2]
@@ -377,7 +377,7 @@ def test_rank_0_never_arrives(runs: Runs) -> None:
     [({"MASTER_ADDR": "no.such.host.invalid"}, "Name or service not known"), ({}, "address already in use")],
 )
 def test_nowhere_to_meet(runs: Runs, change: dict[str, str], report: str) -> None:
-    """D-46: an unknown name, and a port in use, are distinguished from a rank that is late."""
+    """An unknown name, and a port in use, are distinguished from a rank that is late."""
     with socket.socket() as busy:
         busy.bind(("", 0))
         busy.listen()
@@ -391,7 +391,7 @@ def test_nowhere_to_meet(runs: Runs, change: dict[str, str], report: str) -> Non
 
 @pytest.mark.slow
 def test_ranks_with_other_settings(runs: Runs) -> None:
-    """R-14: two nodes with two versions of a file, say; which key differs is reported before anything runs."""
+    """Two nodes with two versions of a file, say; which key differs is reported before anything runs."""
     ended = failed(start_ranks(runs.root, 2, runs.words(*SMALL), more={1: ["--optim.lr", "0.5"]}))
     text = "".join(ended.texts)
     assert "rank 1 was started with a different configuration" in text and "'optim.lr': 0.001" not in text
@@ -428,7 +428,7 @@ NAN = ["--loss", "{$REPLACE: true, ce: {type: tests.parts.NanOnRank1}}"]
     ids=["exception", "user", "nan", "hang", "kill", "exit", "config"],
 )
 def test_the_culprit_under_torchrun(runs: Runs, how: str, words: list[str], rank: str, shown: str) -> None:
-    """R-14: torchrun's own summary, which comes after ours, has the reason, and the rank where it lies."""
+    """Torchrun's own summary, which comes after ours, has the reason, and the rank where it lies."""
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "train.py"]
     command = [*launcher, *runs.words(*SMALL, *words)]
     done = run(command, env={**ENVIRONMENT, "BREAKS": how}) if words else launched(runs, command, how)
@@ -441,7 +441,7 @@ def test_the_culprit_under_torchrun(runs: Runs, how: str, words: list[str], rank
 
 @pytest.mark.slow
 def test_one_process_under_torchrun(runs: Runs) -> None:
-    """TP-01: the same box for a run that has no other processes."""
+    """The same box for a run that has no other processes."""
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=1", "train.py"]
     done = run([*launcher, *runs.words(*SMALL)], env={**ENVIRONMENT, "BREAKS": "raise 0 train 5"})
     assert done.returncode == 1
@@ -450,7 +450,7 @@ def test_one_process_under_torchrun(runs: Runs) -> None:
 
 @pytest.mark.slow
 def test_spawned_processes_end(runs: Runs) -> None:
-    """R-14: the process that started the others ends with the culprit's code, and says what ended it."""
+    """The process that started the others ends with the culprit's code, and says what ended it."""
     words = [sys.executable, "train.py", *runs.words(*SMALL, "--dist.processes", "2")]
     done = launched(runs, words, "kill 0 train 5")
     assert done.returncode == 128 + 9
@@ -458,7 +458,7 @@ def test_spawned_processes_end(runs: Runs) -> None:
 
 
 def test_one_process(runs: Runs, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """TP-01: the same words without any ranks."""
+    """The same words without any ranks."""
     monkeypatch.setenv("BREAKS", "raise 0 train 5")
     assert runs.fail(*SMALL) == 1
     block = last_block(capsys.readouterr().err)
@@ -467,7 +467,7 @@ def test_one_process(runs: Runs, capsys: pytest.CaptureFixture[str], monkeypatch
 
 
 def test_a_model_that_does_not_fit_its_data(runs: Runs, capsys: pytest.CaptureFixture[str]) -> None:
-    """TP-01: the line of the model, and the shapes."""
+    """The line of the model, and the shapes."""
     assert runs.fail("--model.in_channels", "3") == 1
     block = last_block(capsys.readouterr().err)
     assert re.search(r"at +custom/models/conv_model.py:\d+, in forward", block)
@@ -499,7 +499,7 @@ def test_where_an_error_happened() -> None:
     ],
 )
 def test_hints(error: Exception, helps: str) -> None:
-    """TP-01: what helps against errors whose own text does not name the cause or the setting."""
+    """What helps against errors whose own text does not name the cause or the setting."""
     with pytest.raises(type(error)) as raised, explain_errors():
         raise error
     assert helps in describe(raised.value, Rank(world_size=2)).text()
@@ -527,7 +527,7 @@ def stop_here(trainer: Trainer) -> None:
 
 @pytest.mark.slow
 def test_breakpoint_in_training(runs: Runs) -> None:
-    """R-03: torch's, in the second of the two processes that train.py starts; the other waits beyond dist.timeout."""
+    """Torch's, in the second of the two processes that train.py starts; the other waits beyond dist.timeout."""
     plugins = ["--plugins", f"[{__name__}:stop_here]", "--dist.processes", "2", "--dist.timeout", "3"]
     command = shlex.join([sys.executable, "train.py", *runs.words(*plugins)])
     output = shlex.quote(str(runs.root / "output"))
@@ -541,7 +541,7 @@ def test_breakpoint_in_training(runs: Runs) -> None:
 
 @pytest.mark.slow
 def test_torchrun_is_killed(runs: Runs) -> None:
-    """R-14: no process is left to look after its processes, and they end too."""
+    """No process is left to look after its processes, and they end too."""
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "train.py"]
     words = [*SMALL, "--plugins", "[engine.failure.test_fail_fast:tell_pid]", "--progress.epoch", "100000"]
     words = [*launcher, *runs.words(*words, "--progress.epoch_val", "-1")]

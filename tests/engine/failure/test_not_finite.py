@@ -43,7 +43,7 @@ def remember(trainer: Trainer) -> None:
     ids=["plain", "accumulated", "clipped", "scaled"],
 )
 def test_no_step_is_taken_with_it(runs: Runs, words: list[str], step: int) -> None:
-    """R-14: the weights stay those before that step; the error names the step, the rank and the samples."""
+    """The weights stay those before that step; the error names the step, the rank and the samples."""
     assert runs.fail(*BAD, *UNSEEN, *words, "--plugins", f"[{__name__}:remember]") == 2
     text = (runs.root / "run" / "train.log").read_text()
     assert re.search(rf"the loss of step {step} is not a finite number \(rank 0, of train samples \d+, ", text)
@@ -68,7 +68,7 @@ def test_a_value_of_ones_own_is_named(runs: Runs) -> None:
 
 
 def test_no_line_search_goes_on_with_it(runs: Runs) -> None:
-    """R-14: an optimizer with a closure evaluates the loss several times in a step."""
+    """An optimizer with a closure evaluates the loss several times in a step."""
     words = ["--optim.optim_type", "LBFGS", "--optim.weight_decay", "0", "--optim.args", "{max_iter: 2}"]
     assert runs.fail(*BAD, *UNSEEN, *words) == 2
     assert "the loss of step 3 is not a finite number" in (runs.root / "run" / "train.log").read_text()
@@ -76,7 +76,7 @@ def test_no_line_search_goes_on_with_it(runs: Runs) -> None:
 
 @pytest.mark.slow
 def test_no_rank_takes_a_step_with_it(runs: Runs) -> None:
-    """R-14: the others wait for the gradient of the rank with the error, which ends them all."""
+    """The others wait for the gradient of the rank with the error, which ends them all."""
     loss = "{$REPLACE: true, ce: {type: tests.parts.NanOnRank1}}"
     ended = start_ranks(runs.root, 2, runs.words("--loss", loss, *UNSEEN, "--plugins", f"[{__name__}:taken]"))
     assert any(ended.codes)
@@ -103,7 +103,7 @@ def unchecked(trainer: Trainer) -> None:
 
 @pytest.mark.slow
 def test_nothing_of_it_is_saved(runs: Runs) -> None:
-    """R-14: before a save, the rank whose loss it was ends the others, which wait to compare their weights."""
+    """Before a save, the rank whose loss it was ends the others, which wait to compare their weights."""
     loss = "{$REPLACE: true, ce: {type: tests.parts.NanOnRank1}}"
     words = ["--loss", loss, *UNSEEN[:-1], "1step", "--plugins", f"[{__name__}:unchecked]"]
     ended = start_ranks(runs.root, 2, runs.words(*words))
@@ -119,7 +119,7 @@ class OnGpu(torch.Tensor):
 
 
 def test_a_gpu_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    """R-14: its value is looked at with the next loss, before that one's optimizer step."""
+    """Its value is looked at with the next loss, before that one's optimizer step."""
     waited: list[int] = []
     event = SimpleNamespace(record=lambda: None, synchronize=lambda: waited.append(1))
     monkeypatch.setattr(torch.cuda, "Event", lambda: event)

@@ -44,7 +44,7 @@ def device(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 def test_who_holds_the_memory(
     runs: Runs, device: list[Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """R-14: what is in use by the line that made it, the most first, in the report and in the files of the run."""
+    """What is in use by the line that made it, the most first, in the report and in the files of the run."""
     monkeypatch.setenv("BREAKS", "memory_of_CUDA 0 train 3")
     assert runs.fail(*SMALL) == 1
     said = " ".join(capsys.readouterr().err.split())
@@ -59,7 +59,7 @@ def test_who_holds_the_memory(
 def test_a_snapshot_that_fails_hides_nothing(
     runs: Runs, device: list[Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """R-14: such as on a full disk."""
+    """Such as on a full disk."""
     monkeypatch.setattr("torch.cuda.memory._dump_snapshot", lambda name: Path("/dev/full").write_bytes(b"all of it"))
     monkeypatch.setenv("BREAKS", "memory_of_CUDA 0 train 3")
     assert runs.fail(*SMALL) == 1
@@ -78,7 +78,7 @@ def test_lines_are_recorded_if_asked(device: list[Any], tmp_path: Path, memory: 
 
 @pytest.mark.slow
 def test_which_exchange_never_ends(runs: Runs) -> None:
-    """R-14: one rank stops in its model. The other names the exchange, and both leave theirs, to be compared."""
+    """One rank stops in its model. The other names the exchange, and both leave theirs, to be compared."""
     words = runs.words(*SMALL, "--dist.timeout", "3")
     ended = failed(start_ranks(runs.root, 2, words, environment={"BREAKS": "hang 1 train 4"}))
     waits = re.search(r"rank 0 of 2 on cpu is in (gloo:\w+) of sizes (\S.*), number (\d+) of its group", ended.texts[0])

@@ -32,7 +32,7 @@ from tests.resume import STEPS, measured, words
 def test_signals_during_a_save(
     runs: Runs, numbers: list[signal.Signals], code: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """R-46, D-04, D-33: the third save is half on the disk. It is completed, also at a second Ctrl-C."""
+    """The third save is half on the disk. It is completed, also at a second Ctrl-C."""
     uncut = measured(runs.train(*words("ema"), name="uncut"))
     sync, saves = os.fsync, []
 
@@ -81,7 +81,7 @@ def stop_us(trainer: Trainer) -> None:
 
 @pytest.mark.slow
 def test_two_processes_are_stopped_and_go_on(runs: Runs) -> None:
-    """R-46: SIGTERM to `--dist.processes 2`: saved by both; the resumed run is, to the last bit, the uncut one."""
+    """SIGTERM to `--dist.processes 2`: saved by both; the resumed run is, to the last bit, the uncut one."""
     argv = words("ema", "--batch_size", "16", "--plugins", f"[{__name__}:stop_us]", "--dist.processes", "2")
     several(runs, 2, runs.words(*argv, name="uncut"))
     command = [sys.executable, "train.py", *runs.words(*argv, name="cut")]
@@ -111,7 +111,7 @@ def interrupt_twice(trainer: Trainer) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("world", [1, 2])
 def test_a_second_ctrl_c_leaves_at_once(runs: Runs, world: int) -> None:
-    """D-59: nothing is saved any more; the code and the record say so."""
+    """Nothing is saved any more; the code and the record say so."""
     argv = runs.words("--plugins", "[engine.failure.test_signals:interrupt_twice]", "--batch_size", "16")
     ended = failed(start_ranks(runs.root, world, argv))
     assert 130 in ended.codes

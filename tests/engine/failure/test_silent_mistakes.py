@@ -98,7 +98,7 @@ CASES: list[tuple[list[str], list[str]]] = [
 
 @pytest.mark.parametrize(("words", "parts"), CASES, ids=[parts[0] for _, parts in CASES])
 def test_what_the_log_says(runs: Runs, words: list[str], parts: list[str]) -> None:
-    """TP-01: a warning before the first step, and what to do."""
+    """A warning before the first step, and what to do."""
     log = (runs.train("--debug.max_samples", "0", "--progress.max_steps", "2", *words) / "train.log").read_text()
     said = "\n".join(line for line in log.splitlines() if " WARNING " in line)
     for part in parts:
@@ -106,7 +106,7 @@ def test_what_the_log_says(runs: Runs, words: list[str], parts: list[str]) -> No
 
 
 def test_a_run_that_diverges(runs: Runs) -> None:
-    """TP-01: one warning with the first validations, none of which is shown as the best so far."""
+    """One warning with the first validations, none of which is shown as the best so far."""
     log = (runs.train("--optim.lr", "0.3", "--progress.epoch", "8") / "train.log").read_text()
     assert log.count("before training: diverging? Try a smaller optim.lr") == 1
     assert "val   1/8 step" in log and "best so far" not in log

@@ -19,7 +19,7 @@ def batches(device: Device, group: str) -> tuple[list[str], list[str]]:
 @pytest.mark.gpu("nccl")
 @GROUPS
 def test_replicas_train_as_one_process_does(device: Device, group: str) -> None:
-    """CT-16: DDP, sums of metrics, agreements; in 64 bits the same weights and the same validation."""
+    """DDP, sums of metrics, agreements; in 64 bits the same weights and the same validation."""
     alone, each = batches(device, group)
     words = [*DEEP, "--precision.mode", "fp64", "--optim.accumulate", "2"]
     first = device.train(*words, *alone, name="alone")
@@ -34,7 +34,7 @@ def test_replicas_train_as_one_process_does(device: Device, group: str) -> None:
 
 @pytest.mark.gpu("nccl")
 def test_all_end_when_one_fails(device: Device) -> None:
-    """R-14: nobody waits for an exchange in which one process does not take part."""
+    """Nobody waits for an exchange in which one process does not take part."""
     words = ["--model", "{$REPLACE: true, type: tests.parts.Breaks}"]
     run = device.end(*words, group="all", variables={"BREAKS": "raise 1 train 5"})
     assert 0 not in run.codes
@@ -44,7 +44,7 @@ def test_all_end_when_one_fails(device: Device) -> None:
 
 @pytest.mark.gpu("nccl")
 def test_a_hang_names_the_exchange(device: Device) -> None:
-    """R-14: one process stops in the model; the other says which exchange it waits in, and each leaves a file."""
+    """One process stops in the model; the other says which exchange it waits in, and each leaves a file."""
     words = ["--model", "{$REPLACE: true, type: tests.parts.Breaks}", "--dist.timeout", "15"]
     run = device.end(*words, group="all", variables={"BREAKS": "hang 1 train 5"})
     assert 0 not in run.codes
@@ -57,7 +57,7 @@ def test_a_hang_names_the_exchange(device: Device) -> None:
 @pytest.mark.gpu("fsdp")
 @GROUPS
 def test_shards_train_as_one_process_does(device: Device, group: str) -> None:
-    """R-36: the weights are gathered block by block; the checkpoint is an ordinary one."""
+    """The weights are gathered block by block; the checkpoint is an ordinary one."""
     alone, each = batches(device, group)
     words = [*DEEP, "--precision.mode", "fp64"]
     first = device.train(*words, *alone, name="alone")
@@ -69,7 +69,7 @@ def test_shards_train_as_one_process_does(device: Device, group: str) -> None:
 @pytest.mark.gpu("fsdp")
 @pytest.mark.parametrize(("group", "offload"), [("one", "false"), ("one", "true"), ("all", "true")])
 def test_shards_in_16_bits(device: Device, group: str, offload: str) -> None:
-    """R-36: weights gathered in bf16, also from the memory of the host; stopped and resumed."""
+    """Weights gathered in bf16, also from the memory of the host; stopped and resumed."""
     _, each = batches(device, group)
     words = [*DEEP, *each, *BLOCKS, "--precision.mode", "bf16", "--prepare.fsdp.cpu_offload", offload]
     run = device.train(*words, "--progress.epoch", "1", group=group)

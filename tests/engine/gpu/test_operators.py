@@ -12,7 +12,7 @@ OPS = ["--config", "configs/ops.yaml", "--precision.mode", "fp64"]
 
 
 def test_built_and_trained(device: Device, tmp_path: Path) -> None:
-    """CT-62, CT-69: by nvcc for a GPU; trained in 64 bits, what the Python reference gives."""
+    """By nvcc for a GPU; trained in 64 bits, what the Python reference gives."""
     assert has_compiler(), "there is no C++ compiler on the PATH"
     folder = tmp_path / "ops"
     done = install(OPS_BUILD_DIR=str(folder), FORCE_CUDA="1" if device.is_gpu else "0")

@@ -36,7 +36,7 @@ def near(first: dict[str, Any], second: dict[str, Any]) -> None:
 
 
 def test_it_changes_the_order_and_nothing_else(runs: Runs) -> None:
-    """R-36: strides in training and evaluation; the weights of the usual order, to rounding in 64 bits; resume."""
+    """Strides in training and evaluation; the weights of the usual order, to rounding in 64 bits; resume."""
     first = runs.train(*WORDS, "false", name="first")
     last = runs.train(*WORDS, "true", *CHECKED, "--optim.ema.decay", "0.9", name="last")
     near(load(first)["model"], load(last)["model"])
@@ -48,7 +48,7 @@ def test_it_changes_the_order_and_nothing_else(runs: Runs) -> None:
 
 
 def test_a_resume_may_change_the_order(runs: Runs) -> None:
-    """R-33: it is carried out otherwise, and trains the same; it is not called bit-exact."""
+    """It is carried out otherwise, and trains the same; it is not called bit-exact."""
     uncut = runs.train(*WORDS, "false", name="uncut")
     cut = runs.train(*WORDS, "false", "--progress.max_steps", "3", name="cut")
     runs.train(*WORDS, "true", "--resume", str(cut), name="cut")
@@ -58,7 +58,7 @@ def test_a_resume_may_change_the_order(runs: Runs) -> None:
 
 @pytest.mark.slow
 def test_on_two_processes(runs: Runs) -> None:
-    """R-36: with DDP, the same weights as in the usual order; FSDP needs contiguous ones, and says so."""
+    """With DDP, the same weights as in the usual order; FSDP needs contiguous ones, and says so."""
     words = ["--batch_size", "16", *WORDS]
     several(runs, 2, runs.words(*words, "false", name="first"))
     several(runs, 2, runs.words(*words, "true", *CHECKED, name="last"))

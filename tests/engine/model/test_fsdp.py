@@ -47,7 +47,7 @@ def test_a_rank_without_samples(runs: Runs) -> None:
     ids=["fp16", "bf16, offload", "frozen, recomputed", "compiled", "momentum"],
 )
 def test_with_everything_else(runs: Runs, both: list[str], here: list[str], tolerance: float) -> None:
-    """R-58, R-36, MM-82: what else a config asks for goes with it; loss and weights are those of a run with DDP."""
+    """What else a config asks for goes with it; loss and weights are those of a run with DDP."""
     common = [*TOWER, "--model.depth", "2", "--batch_size", "16", "--optim.lr", "0.01", *BUSY[:-2], *both]
     several(runs, 2, runs.words(*common, *FSDP, *here, name="fsdp"))
     several(runs, 2, runs.words(*common, name="ddp"))
@@ -90,7 +90,7 @@ def formats(trainer: Trainer) -> None:
     ids=["own", "reduce", "output", "narrow", "all"],
 )
 def test_number_formats(runs: Runs, words: list[str], exchanged: str, output: str) -> None:
-    """R-36, R-54: each option of FSDP's policy arrives; the weights that are kept have 32 bits all the same."""
+    """Each option of FSDP's policy arrives; the weights that are kept have 32 bits all the same."""
     more = ["--plugins", "[engine.model.test_fsdp:formats]", "--progress.max_steps", "2"]
     several(runs, 2, runs.words(*PLAIN, *FSDP, *words, *more))
     found = [(runs.root / "run" / f"formats{rank}").read_text().splitlines() for rank in (0, 1)]
@@ -100,7 +100,7 @@ def test_number_formats(runs: Runs, words: list[str], exchanged: str, output: st
 
 @pytest.mark.slow
 def test_scaling_needs_the_device(runs: Runs) -> None:
-    """R-36: fp16 with the weights in host memory is refused, with what to do."""
+    """fp16 with the weights in host memory is refused, with what to do."""
     message = refused(
         runs, 2, runs.words(*PLAIN, *FSDP, "--prepare.fsdp.cpu_offload", "true", "--precision.mode", "fp16")
     )
@@ -122,7 +122,7 @@ class Uneven:
 
 @pytest.mark.slow
 def test_ranks_that_read_unlike_amounts(runs: Runs) -> None:
-    """R-63: windows of 3 micro-batches of 4, the second with 2 on the first rank and 1 on the other; as DDP does it."""
+    """Windows of 3 micro-batches of 4, the second with 2 on the first rank and 1 on the other; as DDP does it."""
     common = ["--dataset.train", "{type: engine.model.test_fsdp.Uneven}", *PLAIN, "--batch_size", "4"]
     common += ["--optim.accumulate", "3", "--precision.mode", "fp64"]
     several(runs, 2, runs.words(*common, *FSDP, name="fsdp"))
@@ -154,7 +154,7 @@ def test_an_optimizer_that_needs_the_whole_gradient(runs: Runs) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["pytorch_optimizer.SOAP", "Adafactor"])
 def test_an_optimizer_that_cannot_train_shards(runs: Runs, name: str) -> None:
-    """R-36: SOAP mixes whole tensors with parts; before the first step, and the message names the cause."""
+    """SOAP mixes whole tensors with parts; before the first step, and the message names the cause."""
     message = refused(runs, 2, runs.words(*TOWER, *FSDP, "--optim.optim_type", name))
     kind = name.rpartition(".")[2]
     assert f"optim_type {kind} failed when it was tried on small parameters, sharded by dist.strategy fsdp" in message
@@ -177,7 +177,7 @@ def sharded(runs: Runs) -> Callable[..., Path]:
 
 @pytest.mark.slow
 def test_weights_of_a_sharded_run(runs: Runs, sharded: Callable[..., Path]) -> None:
-    """R-34: start_epoch 0 takes the weights of another run, and nothing else."""
+    """start_epoch 0 takes the weights of another run, and nothing else."""
     latest = sharded() / "latest.pt"
     before = read_checkpoint(latest)
     weights = ["--resume", str(latest), "--progress.start_epoch", "0", "--name", "tuned"]
@@ -195,7 +195,7 @@ def full_disk() -> None:
 
 @pytest.mark.slow
 def test_a_full_disk(runs: Runs) -> None:
-    """R-20: training continues for a while, then all ranks end; nothing half-written is left."""
+    """Training continues for a while, then all ranks end; nothing half-written is left."""
     steps = ["--progress.epoch_save_latest", "1step", "--progress.epoch_val", "-1", "--checkpoint.failures", "2"]
     argv = runs.words("--model", "{type: tests.parts.Plain, width: 256}", *FSDP, *steps)
     message = refused(runs, 2, argv, full_disk)
@@ -218,7 +218,7 @@ def own_state(trainer: Trainer) -> None:
 
 
 def test_state_of_ones_own(runs: Runs) -> None:
-    """R-53, QQ-20: sharded tensors in it are found, and saved whole."""
+    """Sharded tensors in it are found, and saved whole."""
     several(runs, 2, runs.words(*PLAIN, *FSDP, "--plugins", "[engine.model.test_fsdp:own_state]"))
     state = whole(runs.root / "run")
     assert same(state["user"]["copy"]["weights"], [*state["model"].values()])

@@ -29,7 +29,7 @@ def log(folder: Path) -> str:
 
 @pytest.mark.parametrize("world", [1, 2])
 def test_a_frozen_part_stays_as_it_was(runs: Runs, world: int) -> None:
-    """R-36, QQ-59, D-53, R-25: weights and batch norm statistics, by pattern; not in the optimizer; no rank waits."""
+    """Weights and batch norm statistics, by pattern; not in the optimizer; no rank waits."""
     source = runs.train("--progress.epoch", "1", name="source")
     words = ["--init_from", f"{{path: {source / 'checkpoints' / 'best.pt'}}}", "--prepare.freeze", "[features.*]"]
     if world == 1:
@@ -45,7 +45,7 @@ def test_a_frozen_part_stays_as_it_was(runs: Runs, world: int) -> None:
 
 
 def test_single_names_can_be_frozen(runs: Runs) -> None:
-    """R-25: the matched set is logged; a batch norm that is trained in part still moves."""
+    """The matched set is logged; a batch norm that is trained in part still moves."""
     folder = runs.train("--prepare.freeze", "['*.1.bias', head.2.weight]", "--progress.epoch", "1")
     assert "frozen: 4 of 11 parameters, 0 norms in evaluation mode" in log(folder)
     assert ": features.0.1.bias, features.1.1.bias, features.3.1.bias, head.2.weight\n" in log(folder)
@@ -64,7 +64,7 @@ def test_single_names_can_be_frozen(runs: Runs) -> None:
     ],
 )
 def test_a_pattern_that_matches_nothing_is_refused(runs: Runs, words: list[str], message: str) -> None:
-    """R-25, R-36: before an earlier run of the name is moved out of the way."""
+    """Before an earlier run of the name is moved out of the way."""
     runs.train("--progress.epoch", "1")
     with pytest.raises(UserError) as caught:
         runs.train(*words)
@@ -85,7 +85,7 @@ def unfreezing_late(trainer: Trainer) -> None:
     [("freezing_late", "head.2.bias was frozen after"), ("unfreezing_late", "features.0.0.weight was unfrozen after")],
 )
 def test_freezing_later_is_refused(runs: Runs, plugin: str, message: str) -> None:
-    """R-36: once the model is prepared, others rely on what is trained."""
+    """Once the model is prepared, others rely on what is trained."""
     words = ["--plugins", f"[engine.model.test_parallel:{plugin}]", "--prepare.freeze", "[features.*]"]
     assert runs.fail(*words) == 2
     assert message in log(runs.root / "run")
@@ -93,14 +93,14 @@ def test_freezing_later_is_refused(runs: Runs, plugin: str, message: str) -> Non
 
 
 def test_all_frozen_is_refused(runs: Runs) -> None:
-    """R-36: there would be nothing to train."""
+    """There would be nothing to train."""
     assert runs.fail("--prepare.freeze", "['*']") == 2
     assert "none of its 11 parameters requires a gradient" in log(runs.root / "run")
 
 
 @pytest.mark.parametrize("model", [TOWER, BATCH_TOWER], ids=["layer norm", "batch norm"])
 def test_recomputed_activations_change_nothing(runs: Runs, model: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """R-58, MM-83: same gradients to the last bit, with dropout and keyword arguments; statistics move once."""
+    """Same gradients to the last bit, with dropout and keyword arguments; statistics move once."""
     calls = []
     original = Block.forward
 
@@ -120,7 +120,7 @@ def test_recomputed_activations_change_nothing(runs: Runs, model: list[str], mon
 
 @pytest.mark.slow
 def test_recomputed_and_frozen_on_two_ranks(runs: Runs) -> None:
-    """R-58, R-36: recomputing below DDP, with a frozen part."""
+    """Recomputing below DDP, with a frozen part."""
     words = [*BATCH_TOWER, "--prepare.freeze", "[stem.*, layers.0.*]", "--batch_size", "16"]
     several(runs, 2, runs.words(*words, name="plain"))
     several(runs, 2, runs.words(*words, "--prepare.activation_checkpointing", "[layers.*]", name="again"))
@@ -153,7 +153,7 @@ def _compiler() -> Any:
     ids=["whole", "blocks", "recomputed"],
 )
 def test_a_compiled_model_trains_the_same(runs: Runs, more: list[str]) -> None:
-    """MM-82, TP-31: names unchanged, whole or by blocks, with recomputing too; the log says what was compiled."""
+    """Names unchanged, whole or by blocks, with recomputing too; the log says what was compiled."""
     plain = runs.train(*BATCH_TOWER, "--model.depth", "2", name="plain")
     words = ["--prepare.compile", "{enabled: true, backend: aot_eager}", *more]
     compiled = runs.train(*BATCH_TOWER, "--model.depth", "2", *words, name="compiled")
@@ -169,7 +169,7 @@ def test_a_compiled_model_trains_the_same(runs: Runs, more: list[str]) -> None:
 @pytest.mark.slow
 @pytest.mark.usefixtures("_compiler")
 def test_compiled_to_machine_code(runs: Runs) -> None:
-    """MM-82: the default backend, with an average of the weights, which is swapped in below the code."""
+    """The default backend, with an average of the weights, which is swapped in below the code."""
     words = [*PLAIN, "--optim.ema.decay", "0.9"]
     plain = runs.train(*words, name="plain")
     compiled = runs.train(*words, "--prepare.compile.enabled", "true", name="compiled")
@@ -183,7 +183,7 @@ def test_compiled_to_machine_code(runs: Runs) -> None:
 def test_compiled_to_machine_code_it_resumes_to_the_bit(
     runs: Runs, evaluated: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """MM-82, R-07: killed inside an epoch, with dropout; compiled anew at the resume; evaluate.py measures the same."""
+    """Killed inside an epoch, with dropout; compiled anew at the resume; evaluate.py measures the same."""
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "code"))  # nothing is left of an earlier test
     words = ["--model", "{type: tests.parts.Tower, depth: 1}", "--prepare.compile.enabled", "true"]
     _, resumed = same_after_cut(runs, "plain", *words, at=8)
@@ -195,7 +195,7 @@ def test_compiled_to_machine_code_it_resumes_to_the_bit(
 
 @pytest.mark.slow
 def test_compiled_on_two_ranks(runs: Runs) -> None:
-    """MM-82, CT-18: compiled below DDP."""
+    """Compiled below DDP."""
     words = [*PLAIN, "--batch_size", "16"]
     several(runs, 2, runs.words(*words, name="plain"))
     several(runs, 2, runs.words(*words, "--prepare.compile", "{enabled: true, backend: aot_eager}", name="compiled"))
@@ -204,7 +204,7 @@ def test_compiled_on_two_ranks(runs: Runs) -> None:
 
 @pytest.mark.slow
 def test_unused_parameters_are_named(runs: Runs) -> None:
-    """R-36, CT-18: before the first step, on all ranks alike, with what to do; freezing them helps."""
+    """Before the first step, on all ranks alike, with what to do; freezing them helps."""
     said = refused(runs, 2, runs.words(*SPARE, "{type: tests.parts.Spare}"))
     assert "2 parameters get no gradient in a first step, and DDP would wait for it: spare.weight, spare.bias." in said
     several(runs, 2, runs.words(*SPARE, "{type: tests.parts.Spare}", "--prepare.freeze", "[spare.*]"))
@@ -212,14 +212,14 @@ def test_unused_parameters_are_named(runs: Runs) -> None:
 
 @pytest.mark.slow
 def test_parameters_that_one_rank_does_not_use(runs: Runs) -> None:
-    """R-36, CT-18: the ranks differ, and still all end, with the reason; the option it names helps."""
+    """The ranks differ, and still all end, with the reason; the option it names helps."""
     words = [*SPARE, "{type: tests.parts.Spare, first_only: true}"]
     assert "no gradient in a first step, on some of the ranks" in refused(runs, 2, runs.words(*words))
     several(runs, 2, runs.words(*words, "--dist.find_unused_parameters", "true"))
 
 
 def test_one_process_tells_of_unused_parameters(runs: Runs) -> None:
-    """R-36: nothing waits for them there, but they are rarely meant."""
+    """Nothing waits for them there, but they are rarely meant."""
     folder = runs.train(*SPARE, "{type: tests.parts.Spare}")
     assert log(folder).count("2 parameters got no gradient in the first step") == 1
     assert "got no gradient" not in log(runs.train(*PLAIN, name="plain"))
@@ -235,7 +235,7 @@ def wrapped_as_asked(trainer: Trainer) -> None:
 
 @pytest.mark.slow
 def test_options_of_ddp(runs: Runs) -> None:
-    """CT-18: each option of the config arrives, and the run trains with it."""
+    """Each option of the config arrives, and the run trains with it."""
     options = ["--dist.gradient_as_bucket_view", "false", "--dist.broadcast_buffers", "false"]
     options += ["--dist.static_graph", "true", "--dist.bucket_mb", "2", "--optim.accumulate", "2"]
     words = [*TOWER, *options, "--plugins", "[engine.model.test_parallel:wrapped_as_asked]"]
@@ -267,7 +267,7 @@ def count_exchanges(trainer: Trainer) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
 def test_gradients_are_exchanged_once_a_step(runs: Runs, strategy: str) -> None:
-    """CT-18: not for every micro-batch of a window. There are 5 of them, in windows of 3 and 2."""
+    """Not for every micro-batch of a window. There are 5 of them, in windows of 3 and 2."""
     words = [*PLAIN, "--optim.accumulate", "3", "--batch_size", "16", "--dist.strategy", strategy]
     several(runs, 2, runs.words(*words, "--plugins", "[engine.model.test_parallel:count_exchanges]"))
     assert load(runs.root / "run")["position"]["step"] == 2

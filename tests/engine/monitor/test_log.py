@@ -20,7 +20,7 @@ def here() -> str:
 
 
 def test_every_record_names_its_true_caller(tmp_path, capsys):
-    """CT-55, D-28, R-12, MM-25, QQ-50: loguru, `logging` (wrapped too), `warnings`; the terminal shows none."""
+    """Loguru, `logging` (wrapped too), `warnings`; the terminal shows none."""
 
     def wrapper(text: str) -> None:
         logging.getLogger("some.library").info(text, stacklevel=2)
@@ -46,7 +46,7 @@ def test_every_record_names_its_true_caller(tmp_path, capsys):
 
 
 def test_the_log_is_appended_to_with_a_line_between(tmp_path):
-    """CT-55, D-27: a resume adds to the file; what was logged before the folder was there is in it too."""
+    """A resume adds to the file; what was logged before the folder was there is in it too."""
     file = tmp_path / "train.log"
     setup_log()
     logger.info("early")
@@ -65,7 +65,7 @@ def test_the_log_is_appended_to_with_a_line_between(tmp_path):
 
 
 def test_other_ranks_have_a_file_and_show_errors(tmp_path, capsys):
-    """D-29, MM-25: nothing of theirs is lost, and their errors reach the terminal, with the rank."""
+    """Nothing of theirs is lost, and their errors reach the terminal, with the rank."""
     setup_log(rank=2, file=tmp_path / "train.rank2.log")
     logger.info("quiet")
     logger.error("loud")
@@ -76,7 +76,7 @@ def test_other_ranks_have_a_file_and_show_errors(tmp_path, capsys):
 
 
 def test_levels_by_module(tmp_path, capsys):
-    """R-12: one module, or one library, can be heard better than the rest."""
+    """One module, or one library, can be heard better than the rest."""
     setup_log("WARNING", {__name__: "DEBUG", "some.library": "DEBUG"})
     logger.debug("mine")
     logging.getLogger("some.library.part").debug("theirs")
@@ -91,7 +91,7 @@ def test_levels_by_module(tmp_path, capsys):
 
 
 def test_libraries_do_not_flood_the_debug_log(tmp_path, capsys):
-    """R-12: at DEBUG Pillow logs every block of every PNG; only by name is a library heard at that level."""
+    """At DEBUG Pillow logs every block of every PNG; only by name is a library heard at that level."""
     setup_log("DEBUG")
     logging.getLogger("PIL.PngImagePlugin").debug("STREAM")
     logger.debug("ours")
@@ -101,7 +101,7 @@ def test_libraries_do_not_flood_the_debug_log(tmp_path, capsys):
 
 
 def test_a_traceback_shows_no_values(tmp_path, capsys):
-    """CT-55: values of variables in a traceback would be data, or a password."""
+    """Values of variables in a traceback would be data, or a password."""
     password = "canary-4711"  # pragma: allowlist secret
     setup_log(file=tmp_path / "train.log")
     try:
@@ -116,7 +116,7 @@ def test_a_traceback_shows_no_values(tmp_path, capsys):
 
 @pytest.mark.slow
 def test_a_bar_is_not_torn(tmp_path):
-    """QQ-51: on a terminal a line of the log clears the bar, and the bar comes back below it."""
+    """On a terminal a line of the log clears the bar, and the bar comes back below it."""
     code = (
         "from common.distributed import Rank\n"
         "from common.monitor import Monitor, MonitorConfig\n"

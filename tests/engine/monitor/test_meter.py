@@ -16,7 +16,7 @@ def losses(total: float, **parts: float) -> dict[str, torch.Tensor]:
 
 
 def test_the_meter_reads_raw_and_smooth(tmp_path):
-    """CT-56, MM-22, R-04: the last step to the last digit, and the mean over a window of samples."""
+    """The last step to the last digit, and the mean over a window of samples."""
     meter = Meter(window=2)
     for step, (value, samples) in enumerate([(9.0, 64), (1.0, 30), (4.0, 10)], start=1):
         meter.add(step, losses(value, a=value / 2), samples)
@@ -28,7 +28,7 @@ def test_the_meter_reads_raw_and_smooth(tmp_path):
 
 
 def test_micro_batches_of_a_step_are_one_value():
-    """CT-56: weighted by their samples, since the last one may be smaller."""
+    """Weighted by their samples, since the last one may be smaller."""
     meter = Meter()
     meter.add(1, losses(1.0, a=1.0), 3)
     meter.add(1, losses(5.0, a=5.0), 1)
@@ -36,7 +36,7 @@ def test_micro_batches_of_a_step_are_one_value():
 
 
 def test_adding_touches_nothing_on_the_device():
-    """CT-56: no kernel runs and no graph is kept between two readings."""
+    """No kernel runs and no graph is kept between two readings."""
     made = losses(1.0, a=1.0)
     meter = Meter()
     with torch.profiler.profile() as profile:
@@ -47,7 +47,7 @@ def test_adding_touches_nothing_on_the_device():
 
 
 def test_all_losses_come_in_one_transfer(monkeypatch):
-    """CT-56: however many steps and losses there are."""
+    """However many steps and losses there are."""
     meter = Meter()
     for step in range(1, 11):
         meter.add(step, losses(1.0, a=1.0, b=2.0), 4)
@@ -66,7 +66,7 @@ def test_all_losses_come_in_one_transfer(monkeypatch):
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 def test_the_first_step_that_is_no_number_is_known(bad):
-    """CT-56: the first one, not the one where it was looked for; a part may be bad while the sum is not."""
+    """The first one, not the one where it was looked for; a part may be bad while the sum is not."""
     meter = Meter()
     for step in range(1, 6):
         meter.add(step, losses(1.0, a=bad if step in (3, 4) else 1.0), 4)
@@ -76,7 +76,7 @@ def test_the_first_step_that_is_no_number_is_known(bad):
 
 
 def test_ranks_are_added_up_by_samples():
-    """CT-56, MM-22: sums and counts, in one exchange; a rank without samples changes nothing, all see a bad one."""
+    """Sums and counts, in one exchange; a rank without samples changes nothing, all see a bad one."""
     mine = [(1.0, 30), (3.0, 10), (math.nan, 0), (1.0, 4)]
     theirs = [(5.0, 10), (3.0, 30), (2.0, 8), (math.nan, 4)]
     tables: list[torch.Tensor] = []
@@ -100,7 +100,7 @@ def test_ranks_are_added_up_by_samples():
 
 
 def test_losses_do_not_pile_up():
-    """CT-56: without a log line for a long time they are read now and then."""
+    """Without a log line for a long time they are read now and then."""
     meter = Meter()
     for step in range(1, 2502):
         meter.add(step, losses(float(step), a=1.0), 1)
@@ -122,7 +122,7 @@ class FakeTime:
 
 
 def test_the_clock_tells_step_time_waiting_and_rest(monkeypatch):
-    """CT-57, R-04, BS-17, MM-23: validation counts for the remaining time only, the first step for nothing."""
+    """Validation counts for the remaining time only, the first step for nothing."""
     time = FakeTime(monkeypatch)
     clock = Clock()
     time.steps(clock, 1, wait=50.0, work=50.0)  # workers start, kernels are compiled
@@ -140,5 +140,5 @@ def test_the_clock_tells_step_time_waiting_and_rest(monkeypatch):
 
 
 def test_memory_is_this_process_own():
-    """R-04: peak memory on the CPU is what the process had at most."""
+    """Peak memory on the CPU is what the process had at most."""
     assert 2**20 < peak_memory(torch.device("cpu")) < 2**40

@@ -65,7 +65,7 @@ def losses(total: float, **parts: float) -> dict[str, torch.Tensor]:
 
 
 def test_the_training_line():
-    """R-04, CT-56, CT-57, MM-23, BS-17: everything in one line, in columns that do not move."""
+    """Everything in one line, in columns that do not move."""
     common = {"totals": (570, 30), "memory": 430_000_000}
     first = train_line(
         Position(step=7, epoch=0, sample=448, epoch_size=1200),
@@ -94,7 +94,7 @@ def test_the_training_line():
 
 
 def test_the_line_leaves_out_what_is_not_known():
-    """CT-56: one loss is not said twice; without totals there is no estimate."""
+    """One loss is not said twice; without totals there is no estimate."""
     line = train_line(
         Position(step=7),
         totals=(None, None),
@@ -110,7 +110,7 @@ def test_the_line_leaves_out_what_is_not_known():
 
 
 def test_numbers_for_people():
-    """D-57, MM-22: digits whatever the size; every group's rate."""
+    """Digits whatever the size; every group's rate."""
     values = [0.0042, 1234.56, 3e-7, 123456.7, 0.99999999, 0.0, math.nan, -2.5]
     expected = ["0.00420", "1234.56", "3.0e-07", "1.2e+05", "1.00000", "0.00000", "    nan", "-2.50000"]
     assert [number(value) for value in values] == expected
@@ -120,14 +120,14 @@ def test_numbers_for_people():
 
 
 def test_the_evaluation_line():
-    """CT-56, D-57: which data, where, what, over how many samples."""
+    """Which data, where, what, over how many samples."""
     values = {"loss": 0.0042, "accuracy": 0.97}
     line = evaluation_line("val", "epoch  3/30 step  57/570", values, 360, best=True)
     assert line == "val    3/30 step  57/570 | loss 0.00420  accuracy 0.97000 | 360 samples | best so far"
 
 
 def test_lines_name_the_trainer_not_the_monitor(run, tmp_path):
-    """D-28, R-12: also where the monitor makes the line."""
+    """Also where the monitor makes the line."""
     setup_log(file=tmp_path / "log")
     monitor = Monitor(MonitorConfig(bar="off", writers=[]), Rank(), run, values={})
     at, optimizer = Position(step=1, sample=1), torch.optim.SGD([torch.zeros(1)], lr=0.5)
@@ -141,7 +141,7 @@ def test_lines_name_the_trainer_not_the_monitor(run, tmp_path):
 
 @pytest.mark.parametrize(("choice", "hidden"), [("auto", True), ("on", False), ("off", True)])
 def test_a_bar_only_on_a_terminal(run, choice, hidden):
-    """QQ-51: not in a file, unless it is asked for; a test's output is a file."""
+    """Not in a file, unless it is asked for; a test's output is a file."""
     monitor = Monitor(MonitorConfig(bar=choice, writers=[]), Rank(), run, values={})
     with monitor.training(Position(), 10):
         assert monitor.bar.disable is hidden
@@ -175,7 +175,7 @@ def short_run(project: Path, *, resume_step: int | None = None, last: int = 3, r
 
 
 def test_three_steps_leave_their_marks(tmp_path):
-    """R-05, CT-58, CT-59, QQ-47, QQ-49, R-04: lines, metrics, TensorBoard, pictures and the end of a run."""
+    """Lines, metrics, TensorBoard, pictures and the end of a run."""
     lines = short_run(tmp_path)
     root = tmp_path / "experiments/digits"
     assert lines[2].startswith("epoch 1/3 step 3/9 | loss 0.33333 (0.61111) | lr 5.00e-01 | grad 2.00000 | ")
@@ -200,7 +200,7 @@ def test_three_steps_leave_their_marks(tmp_path):
 
 
 def test_a_resumed_run_goes_on_in_the_same_files(tmp_path):
-    """D-48, R-45: one curve, whatever was lost between the checkpoint and the kill."""
+    """One curve, whatever was lost between the checkpoint and the kill."""
     short_run(tmp_path, last=5)
     short_run(tmp_path, resume_step=3, last=6)
     entries = lines_of(tmp_path / "experiments/digits/metrics.jsonl")
@@ -211,7 +211,7 @@ def test_a_resumed_run_goes_on_in_the_same_files(tmp_path):
 
 
 def test_other_processes_write_nothing(tmp_path):
-    """CT-55, CT-58: the same calls, null parts."""
+    """The same calls, null parts."""
     short_run(tmp_path, rank=Rank(rank=1))
     names = {path.name for path in (tmp_path / "experiments/digits").iterdir()}
     assert "event" not in names

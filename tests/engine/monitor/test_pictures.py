@@ -21,18 +21,18 @@ from common.monitor.pictures import progress_path, save_png, to_rgb
     ],
 )
 def test_images_of_every_kind_become_rgb(image):
-    """CT-59: grey or coloured, 0..1 or 0..255; what is outside is cut off, not wrapped around."""
+    """Grey or coloured, 0..1 or 0..255; what is outside is cut off, not wrapped around."""
     assert to_rgb(image).tolist() == np.full((4, 3, 3), 255).tolist()
 
 
 def test_an_image_of_another_shape_is_refused():
-    """CT-59: channels first is the usual mistake; the shape is named."""
+    """Channels first is the usual mistake; the shape is named."""
     with pytest.raises(ValueError, match=r"\(3, 8, 8\)"):
         to_rgb(np.zeros((3, 8, 8)))
 
 
 def test_picture_files_sort_by_step_and_stay_in_their_folder(tmp_path):
-    """CT-59: the listing is the order of training; a name cannot lead elsewhere."""
+    """The listing is the order of training; a name cannot lead elsewhere."""
     steps = [(0, 5), (1, 40), (1, 100), (11, 1000), (2, 1000000)]
     paths = [progress_path(tmp_path, "val", "../a b/ü", epoch, step) for epoch, step in steps]
     assert [path.name for path in sorted(paths)] == [

@@ -58,7 +58,7 @@ def command(runs: Runs, *words: str) -> list[str]:
     ],
 )
 def test_rows_of_numbers_fit_the_terminal(short: Runs, columns: int, config: str) -> None:
-    """R-04, CT-56, QQ-51: also with three losses, four groups and a metric for each class; the file has all of it."""
+    """Also with three losses, four groups and a metric for each class; the file has all of it."""
     words = ["--progress.epoch_eval", "1"]
     if config == "many":
         (short.root / "many.yaml").write_text(MANY.format(base=PROJECT / "tests" / "base.yaml"))
@@ -108,7 +108,7 @@ def test_an_added_number_keeps_the_log_readable(short: Runs) -> None:
 
 
 def test_without_colour_and_at_debug(short: Runs) -> None:
-    """R-12: NO_COLOR is respected; DEBUG shows where a line comes from."""
+    """NO_COLOR is respected; DEBUG shows where a line comes from."""
     words = command(short, "--monitor.log_level", "DEBUG", "--progress.epoch", "1", "--monitor.bar", "off")
     shown = in_terminal(words, 120, variables={"NO_COLOR": "1"})
     assert shown.code == 0 and "\x1b" not in shown.raw
@@ -138,7 +138,7 @@ def stop(trainer: Trainer) -> None:
     ids=["finished", "early stop", "stopped", "no validation"],
 )
 def test_a_summary_closes_a_run(runs: Runs, words: list[str], rows: list[str]) -> None:
-    """R-04: what was reached, where it is, and the next commands, which name files that exist."""
+    """What was reached, where it is, and the next commands, which name files that exist."""
     ended = runs.fail("--monitor.writers", "[tensorboard]", *words, name="my läuf")  # printed so that it can be pasted
     folder = runs.root / "my läuf"
     log = (folder / "train.log").read_text().splitlines()
@@ -156,7 +156,7 @@ def test_a_summary_closes_a_run(runs: Runs, words: list[str], rows: list[str]) -
 
 @pytest.mark.slow
 def test_the_commands_of_a_summary_work(short: Runs) -> None:
-    """R-04, R-46: as printed: the stopped run is resumed, then evaluated."""
+    """As printed: the stopped run is resumed, then evaluated."""
     shown = in_terminal(command(short, "--plugins", f"[{__name__}:stop]"), 80)
     assert shown.code == 143 and "SIGTERM: stopping after this step, then saving" in shown.text
     python = {"PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin"}

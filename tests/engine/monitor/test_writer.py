@@ -31,7 +31,7 @@ def events(folder: Path) -> EventAccumulator:
 
 
 def test_metrics_keep_every_digit(tmp_path):
-    """R-45, D-57, MM-27, QQ-49: one JSON object a line, the run first, numbers to the last bit."""
+    """One JSON object a line, the run first, numbers to the last bit."""
     path = tmp_path / "metrics.jsonl"
     values = {"loss": 0.1 + 0.2, "tiny": 5e-324, "acc": float(np.float32(0.1))}
     writer = Recorder(path, WriterRun(tmp_path, id="digits_1"))
@@ -48,7 +48,7 @@ def test_metrics_keep_every_digit(tmp_path):
 
 
 def test_several_threads_write_each_line_once(tmp_path):
-    """R-45: checkpoints are saved, and recorded, beside the training that continues."""
+    """Checkpoints are saved, and recorded, beside the training that continues."""
     writer = Recorder(tmp_path / "metrics.jsonl", WriterRun(tmp_path, id="a"))
 
     def record(name: int) -> None:
@@ -66,7 +66,7 @@ def test_several_threads_write_each_line_once(tmp_path):
 
 
 def test_numbers_that_json_does_not_have(tmp_path):
-    """R-45: the file stays valid JSON, with texts that `float` reads."""
+    """The file stays valid JSON, with texts that `float` reads."""
     path = tmp_path / "metrics.jsonl"
     writer = Recorder(path, WriterRun(tmp_path, id="a"))
     writer.scalars("train", 1, {"a": math.nan, "b": math.inf, "c": -math.inf})
@@ -82,7 +82,7 @@ def test_numbers_that_json_does_not_have(tmp_path):
 
 
 def test_a_resume_leaves_no_point_twice(tmp_path):
-    """D-48, CT-58, R-05: in metrics and TensorBoard what came after the checkpoint goes; the rest stays."""
+    """In metrics and TensorBoard what came after the checkpoint goes; the rest stays."""
     path = tmp_path / "metrics.jsonl"
     writer = Recorder(path, WriterRun(tmp_path, id="a"), BOARD)
     for step in range(1, 8):
@@ -103,7 +103,7 @@ def test_a_resume_leaves_no_point_twice(tmp_path):
 
 
 def test_a_kill_while_the_metrics_are_cut_loses_nothing(tmp_path, monkeypatch):
-    """D-48: the file is replaced in one move."""
+    """The file is replaced in one move."""
     path = tmp_path / "metrics.jsonl"
     writer = Recorder(path, WriterRun(tmp_path, id="a"))
     writer.scalars("train", 9, {"loss": 1.0})
@@ -120,7 +120,7 @@ def test_a_kill_while_the_metrics_are_cut_loses_nothing(tmp_path, monkeypatch):
 
 
 def test_flush_brings_tensorboard_to_the_disk(tmp_path):
-    """CT-58, D-48: what was measured before a checkpoint can be read while the run continues."""
+    """What was measured before a checkpoint can be read while the run continues."""
     writer = Recorder(tmp_path / "m", WriterRun(tmp_path, id="a"), BOARD)
     writer.scalars("val", 5, {"loss": 0.25})
     writer.write("images", 5, "val/00", [np.full((4, 6, 3), (255, 0, 10), np.uint8)])
@@ -133,7 +133,7 @@ def test_flush_brings_tensorboard_to_the_disk(tmp_path):
 
 
 def test_without_tensorboard_a_run_goes_on(tmp_path, monkeypatch):
-    """R-05: it is reported once what is missing; metrics are written all the same."""
+    """It is reported once what is missing; metrics are written all the same."""
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
     lines: list[str] = []
     number = logger.add(lines.append, format="{message}")
@@ -169,7 +169,7 @@ recorder.close()
 
 
 def test_a_full_disk_is_reported_once(tmp_path):
-    """CT-58: TensorBoard's own thread prints no traceback; with space again, everything is written."""
+    """TensorBoard's own thread prints no traceback; with space again, everything is written."""
     done = run([sys.executable, "-c", FULL_DISK, str(tmp_path)])
     assert done.returncode == 0, done.stderr
     assert "Traceback" not in done.stderr and done.stderr.count("writer tensorboard failed: OSError") == 1
@@ -178,7 +178,7 @@ def test_a_full_disk_is_reported_once(tmp_path):
 
 
 def test_closing_is_final_and_harmless(tmp_path):
-    """QQ-47: an error after the end of a run is not hidden by one of the writer's."""
+    """An error after the end of a run is not hidden by one of the writer's."""
     writer = Recorder(tmp_path / "metrics.jsonl", WriterRun(tmp_path, id="a"), BOARD)
     for _ in range(2):
         writer.close()

@@ -28,7 +28,7 @@ def project(tmp_path: Path) -> Path:
 @pytest.mark.slow
 @WITHOUT
 def test_only_what_changed_is_compiled_again(project: Path) -> None:
-    """CT-69: an edited source alone; after an edited header, each; what no source needs any more is removed."""
+    """An edited source alone; after an edited header, each; what no source needs any more is removed."""
     folder = project / PACKAGE / "ops"
     source, other = folder / "src" / "add_matrix.cpp", folder / "src" / "second.cpp"
     other.write_text(source.read_text().replace("add_matrix", "second").replace("STABLE_TORCH", "// STABLE_TORCH"))
@@ -60,14 +60,14 @@ def test_only_what_changed_is_compiled_again(project: Path) -> None:
     ],
 )
 def test_what_is_asked_for_and_missing(tmp_path: Path, variables: dict[str, str], words: str) -> None:
-    """CT-69: an error, and nothing is left behind."""
+    """An error, and nothing is left behind."""
     done = install(OPS_BUILD_DIR=str(tmp_path / "build"), **variables)
     assert done.returncode == 1 and words in done.stderr and "Traceback" not in done.stderr
     assert not (tmp_path / "build").exists()
 
 
 def test_without_pytorch() -> None:
-    """CT-69: one line instead of a traceback."""
+    """One line instead of a traceback."""
     done = call(sys.executable, "-S", "-m", "common.ops", "custom/ops")
     assert done.returncode == 2
     assert "not installed for this Python" in done.stderr and "Traceback" not in done.stderr

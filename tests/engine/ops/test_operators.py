@@ -26,7 +26,7 @@ pytestmark = pytest.mark.usefixtures("build_dir")
 
 
 def test_numbers_at_the_edge() -> None:
-    """D-54: infinities and NaN stay what they are; nothing is computed by a fast approximation that loses them."""
+    """Infinities and NaN stay what they are; nothing is computed by a fast approximation that loses them."""
     x = torch.tensor([0.0, -0.0, 88.0, -88.0, 104.0, -89.0, 1e30, -1e30, torch.inf, -torch.inf, torch.nan] * 7)
     for dtype in DTYPES:
         edge = x.to(dtype)
@@ -34,7 +34,7 @@ def test_numbers_at_the_edge() -> None:
 
 
 def test_other_derivatives_are_right() -> None:
-    """CT-70: forward mode, once silently 0, and torch.func, once an error; in the step and inside torch.compile."""
+    """Forward mode, once silently 0, and torch.func, once an error; in the step and inside torch.compile."""
 
     def formula(x: Tensor, y: Tensor) -> Tensor:
         return 1.5 * torch.exp(-(x + y)) - 0.5
@@ -59,7 +59,7 @@ def test_other_derivatives_are_right() -> None:
 
 
 def test_exported() -> None:
-    """CT-63: the exported program holds the operator, and gives the same numbers, for another batch size too."""
+    """The exported program holds the operator, and gives the same numbers, for another batch size too."""
     model = SaturatingModel(width=4).eval()
     size = torch.export.Dim("size", min=2, max=64)
     program = torch.export.export(model, (torch.rand(3, 1, 8, 8),), dynamic_shapes=({0: size},))
@@ -69,7 +69,7 @@ def test_exported() -> None:
 
 
 def test_autocast() -> None:
-    """CT-63: bfloat16 in, bfloat16 out; two dtypes become the wider one, as they do for PyTorch's own sums."""
+    """bfloat16 in, bfloat16 out; two dtypes become the wider one, as they do for PyTorch's own sums."""
     linear = torch.nn.Linear(4, 4)
     x = torch.randn(3, 4)
     with torch.autocast("cpu", torch.bfloat16):
@@ -82,7 +82,7 @@ def test_autocast() -> None:
 
 
 def test_nothing_is_kept_without_need() -> None:
-    """CT-71: no tensor is saved where no gradient will be wanted, and no gradient computed that is not asked for."""
+    """No tensor is saved where no gradient will be wanted, and no gradient computed that is not asked for."""
     kept: list[Tensor] = []
     x, y = values(3, 4).requires_grad_(), values(3, 4, seed=1)
 
@@ -103,7 +103,7 @@ def test_nothing_is_kept_without_need() -> None:
 
 
 def test_kernels_check_what_would_read_foreign_memory() -> None:
-    """D-54: also when the operator itself is called."""
+    """Also when the operator itself is called."""
     with pytest.raises(RuntimeError, match=r"size|match"):
         add_operator(values(3, 4), values(5, 4))
     with pytest.raises(RuntimeError, match=r"size|match|broadcast"):
@@ -111,14 +111,14 @@ def test_kernels_check_what_would_read_foreign_memory() -> None:
 
 
 def test_a_module_that_uses_it_can_be_copied() -> None:
-    """CT-63: pickled, as data loaders and process pools do it, and deep-copied, as averaged weights are."""
+    """Pickled, as data loaders and process pools do it, and deep-copied, as averaged weights are."""
     model, image = SaturatingModel(width=4).eval(), torch.rand(2, 1, 8, 8)
     for twin in (pickle.loads(pickle.dumps(model)), copy.deepcopy(model)):
         assert torch.equal(twin(image), model(image))
 
 
 def test_compare_shows_a_wrong_kernel() -> None:
-    """CT-70: what the two scripts print: differences, times, and finite differences; for any number of elements."""
+    """What the two scripts print: differences, times, and finite differences; for any number of elements."""
     table = compare(scale_exp, scale_reference, [values(4, 3, dtype=torch.float32)], scale=2.0, shift=1.0)
     assert "(4, 3) float32 on cpu" in table and "gradcheck: passed" in table
     values_row = next(line for line in table.splitlines() if line.startswith("  values"))
@@ -130,7 +130,7 @@ def test_compare_shows_a_wrong_kernel() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["add_matrix", "scale_exp"])
 def test_the_comparison(name: str, build_dir: str) -> None:
-    """CT-70, D-55: `python -m custom.ops.compare add_matrix 5 3`, for any size; without a name it lists them."""
+    """`python -m custom.ops.compare add_matrix 5 3`, for any size; without a name it lists them."""
     command = [sys.executable, "-m", f"{OPS.parent.name}.ops.compare"]
     environment = {**ENVIRONMENT, "PYTHONPATH": "", "OPS_BUILD_DIR": build_dir}
     done, refused = (
@@ -150,7 +150,7 @@ def test_the_comparison(name: str, build_dir: str) -> None:
 @pytest.mark.skipif("OPS_BUILD_DIR" in os.environ, reason="this is the run that the test below starts")
 @pytest.mark.full
 def test_all_of_this_without_a_build(tmp_path: Path) -> None:
-    """XP-02: the same tests, and training, in a process where nothing is built: the reference holds all promises."""
+    """The same tests, and training, in a process where nothing is built: the reference holds all promises."""
     here = Path(__file__).parent
     pytest_ = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist"]
     done = subprocess.run(

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.usefixtures("build_dir")
 def test_the_same_with_and_without_a_build(
     runs: Runs, build_dir: str, evaluated: Callable[..., dict[str, Any]]
 ) -> None:
-    """XP-02: trained and evaluated by either, a model is the same but for the last digits."""
+    """Trained and evaluated by either, a model is the same but for the last digits."""
     words = [*CONFIG, "--precision.mode", "fp64"]
     first = runs.train(*words, name="built")
     done = start("train.py", *runs.words(*words, name="reference"), build_dir=str(runs.root / "empty"))
@@ -36,7 +36,7 @@ def test_the_same_with_and_without_a_build(
 
 @pytest.mark.slow
 def test_a_resume_with_other_kernels(runs: Runs, build_dir: str) -> None:
-    """R-47: a run on the reference that is resumed with a build is not called bit-exact."""
+    """A run on the reference that is resumed with a build is not called bit-exact."""
     libraries = [path.name for path in Path(build_dir).glob("*.so")]
     if not libraries:
         pytest.skip("nothing is built in this run")
@@ -52,7 +52,7 @@ def test_a_resume_with_other_kernels(runs: Runs, build_dir: str) -> None:
 
 @pytest.mark.slow
 def test_a_build_that_is_out_of_date_is_said(runs: Runs, build_dir: str) -> None:
-    """D-54: never loaded in silence; the warning names what has changed and what to type."""
+    """Never loaded in silence; the warning names what has changed and what to type."""
     libraries = list(Path(build_dir).glob("*.so"))
     if not libraries:
         pytest.skip("nothing is built in this run")

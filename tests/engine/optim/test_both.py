@@ -24,7 +24,7 @@ def own(measured: dict[str, float]) -> dict[str, float]:
 
 
 def test_both_are_measured_and_training_stays_the_same(runs: Runs) -> None:
-    """QQ-34: each as a run that measures it alone does; in the log, in metrics.jsonl, and in the run's eval folder."""
+    """Each as a run that measures it alone does; in the log, in metrics.jsonl, and in the run's eval folder."""
     both = runs.train(*BOTH, "--progress.epoch_eval", "1", name="both")
     average = runs.train(*BOTH[:1], "{decay: 0.8}", *BOTH[2:], "--progress.epoch_eval", "1", name="average")
     plain = runs.train(*BOTH[2:], "--progress.epoch_eval", "1", name="plain")
@@ -40,7 +40,7 @@ def test_both_are_measured_and_training_stays_the_same(runs: Runs) -> None:
 
 @pytest.mark.parametrize("metric", ["loss", "weights.loss", "weights.Accuracy"])
 def test_the_best_of_either(runs: Runs, evaluated: Evaluated, metric: str) -> None:
-    """QQ-34: best.pt is chosen by what best.metric names, and evaluate.py, export and init_from use those weights."""
+    """best.pt is chosen by what best.metric names, and evaluate.py, export and init_from use those weights."""
     folder = runs.train(*BOTH, "--best.metric", metric, "--progress.epoch_val", "1step")
     best = load(folder, "best")
     assert best["best"]["best"][0] == best["values"][metric]
@@ -54,7 +54,7 @@ def test_the_best_of_either(runs: Runs, evaluated: Evaluated, metric: str) -> No
 
 
 def test_sets_with_names(runs: Runs) -> None:
-    """QQ-34: `weights.`, then the name of the set, then that of the value."""
+    """`weights.`, then the name of the set, then that of the value."""
     sets = "{$REPLACE: true, near: {type: DigitsDataset}, far: {type: DigitsDataset, shift: 2}}"
     folder = runs.train(*BOTH, "--dataset.val", sets, "--best.metric", "weights.far.loss", "--progress.epoch", "1")
     names = values(folder)[0].keys()
@@ -63,7 +63,7 @@ def test_sets_with_names(runs: Runs) -> None:
 
 
 def test_a_resume_goes_on_with_both(runs: Runs) -> None:
-    """QQ-34: stopped between two epochs, with a rate that follows the weights' own loss."""
+    """Stopped between two epochs, with a rate that follows the weights' own loss."""
     words = [*BOTH, "--best.metric", "weights.loss", "--optim.lr_scheduler", "{type: plateau, patience: 0}"]
     uncut = runs.train(*words, name="uncut")
     cut = runs.train(*words, "--progress.max_steps", "7", name="cut")
@@ -74,7 +74,7 @@ def test_a_resume_goes_on_with_both(runs: Runs) -> None:
 
 @pytest.mark.slow
 def test_both_on_two_processes(runs: Runs) -> None:
-    """QQ-34: the values of one process; statistics that differ between ranks are put back after each measurement."""
+    """The values of one process; statistics that differ between ranks are put back after each measurement."""
     words = [*BOTH, "--model", "{type: tests.parts.Plain}", "--precision.mode", "fp64"]
     one = runs.train(*words, "--batch_size", "32", name="one")
     several(runs, 2, runs.words(*words, "--batch_size", "16", name="two"))
@@ -97,6 +97,6 @@ def test_both_on_two_processes(runs: Runs) -> None:
     ],
 )
 def test_mistakes(runs: Runs, words: list[str], says: str) -> None:
-    """QQ-34: found before anything is built."""
+    """Found before anything is built."""
     with pytest.raises(Exception, match=says):
         runs.fail(*words)

@@ -27,7 +27,7 @@ def build(tmp_path: Path):
 
 
 def test_half_precision_weights_are_averaged_in_32_bits(build) -> None:
-    """D-50: bfloat16 cannot hold 1 + 0.001; the average must still move, and come back in the model's type."""
+    """bfloat16 cannot hold 1 + 0.001; the average must still move, and come back in the model's type."""
     model = Net()
     ema = build("{decay: 0.999, warmup: false}", model)
     with torch.no_grad():
@@ -43,7 +43,7 @@ def test_half_precision_weights_are_averaged_in_32_bits(build) -> None:
 
 
 def test_an_averaged_file_loads_as_the_average(build) -> None:
-    """D-50: what evaluation saw can be written as plain weights, tied ones under both names."""
+    """What evaluation saw can be written as plain weights, tied ones under both names."""
     model = Net()
     ema = build(FIXED, model)
     moved(model, 0)
@@ -55,7 +55,7 @@ def test_an_averaged_file_loads_as_the_average(build) -> None:
 
 
 def test_off_is_an_object_with_the_same_methods(build) -> None:
-    """D-50: decay 0 does nothing anywhere, and leaves an average of an earlier run behind."""
+    """Decay 0 does nothing anywhere, and leaves an average of an earlier run behind."""
     model = Net()
     ema = build("{}", model)
     own = values(model)
@@ -69,13 +69,13 @@ def test_off_is_an_object_with_the_same_methods(build) -> None:
 
 
 def test_a_state_without_an_average_is_refused(build) -> None:
-    """D-50: the checkpoint of a run without one; the message says what to do."""
+    """The checkpoint of a run without one; the message says what to do."""
     with pytest.raises(UserError, match=r"ema\.decay 0\.9.*no EMA weights.*set it to 0"):
         build(FIXED, Net()).load_state_dict({})
 
 
 def test_reset_begins_from_weights_loaded_later(build) -> None:
-    """D-50: fine-tuning loads weights after the average was built; it must not remember random ones."""
+    """Fine-tuning loads weights after the average was built; it must not remember random ones."""
     model = Net()
     ema = build("{decay: 0.9}", model)
     ema.update(model, Position())
@@ -87,7 +87,7 @@ def test_reset_begins_from_weights_loaded_later(build) -> None:
 
 
 def test_a_buffer_that_its_module_replaces_is_followed(build) -> None:
-    """D-50: `self.buffer = new` and `model.to(...)` make new tensors; the average reads where the model keeps them."""
+    """`self.buffer = new` and `model.to(...)` make new tensors; the average reads where the model keeps them."""
     model = nn.Module()
     model.register_buffer("mean", torch.zeros(2))
     ema = build(FIXED, model)
@@ -100,7 +100,7 @@ def test_a_buffer_that_its_module_replaces_is_followed(build) -> None:
 
 
 def test_the_average_does_not_share_memory_with_the_model(build) -> None:
-    """D-50: an untouched average keeps the first weights while the model moves on."""
+    """An untouched average keeps the first weights while the model moves on."""
     model = Net()
     ema = build(FIXED, model)
     first = deepcopy(ema.state_dict()["shadow"])
@@ -114,7 +114,7 @@ def at_step(step: int) -> Position:
 
 @pytest.mark.parametrize("start", ["8step", "1.6", "1.6epoch"])
 def test_the_average_begins_at_its_start(build, start: str) -> None:
-    """MM-59: until then the model's own weights count, in evaluation and in a checkpoint; then as from the start."""
+    """Until then the model's own weights count, in evaluation and in a checkpoint; then as from the start."""
     model = Net()
     ema, late = build(f"{{decay: 0.9, start: {start}}}", model), build("{decay: 0.9}", model)
     for n in range(8):
@@ -134,7 +134,7 @@ def test_the_average_begins_at_its_start(build, start: str) -> None:
 
 
 def test_the_start_may_be_taken_away(runs: Runs) -> None:
-    """MM-59: with allow_changes, the average of a run that still waits for its start begins at the resume."""
+    """With allow_changes, the average of a run that still waits for its start begins at the resume."""
     folder = runs.train("--optim.ema", "{decay: 0.9, start: 100step}", "--progress.epoch", "1")
     words = ["--resume", "auto", "--allow_changes", "true"]
     runs.train("--optim.ema", "{decay: 0.9}", "--progress.max_steps", "6", *words)
@@ -145,7 +145,7 @@ def test_the_start_may_be_taken_away(runs: Runs) -> None:
 
 @pytest.mark.slow
 def test_an_average_in_host_memory(runs: Runs) -> None:
-    """QQ-34: the same numbers; not for sharded weights, of which each process has its part already."""
+    """The same numbers; not for sharded weights, of which each process has its part already."""
     words = ["--optim.ema", "{decay: 0.9}", "--progress.epoch", "1"]
     here, host = runs.train(*words, name="here"), runs.train(*words, "--optim.ema.device", "cpu", name="host")
     assert same(load(here)["ema"], load(host)["ema"])
@@ -157,6 +157,6 @@ def test_an_average_in_host_memory(runs: Runs) -> None:
     "text", ["{start: soon}", "{device: gpu}", "{decay: 1.0}", "{decay: -0.1}", "{every: 0}", "{dcay: 0.9}"]
 )
 def test_mistakes_are_refused(build, text: str) -> None:
-    """D-50: ranges and names are checked when the configuration is read."""
+    """Ranges and names are checked when the configuration is read."""
     with pytest.raises(ConfigError, match=r"optim\.ema\.(start|device|decay|every|dcay)"):
         build(text, nn.Linear(1, 1))

@@ -88,7 +88,7 @@ def step(model: nn.Module, optimizer: torch.optim.Optimizer, seed: int) -> None:
 
 
 def test_every_parameter_is_in_exactly_one_group(runs: Runs) -> None:
-    """R-52, R-24, MM-48: the product of entries, blocks and no_decay, by train.py; its table in the log; resume."""
+    """The product of entries, blocks and no_decay, by train.py; its table in the log; resume."""
     uncut = runs.train(*GROUPED, name="uncut")
     groups = load(uncut)["optimizer"]["param_groups"]
     found = {group["name"]: (group["param_names"], group["lr"] / 1e-3, group["weight_decay"]) for group in groups}
@@ -111,7 +111,7 @@ def test_every_parameter_is_in_exactly_one_group(runs: Runs) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
 def test_groups_on_two_processes(runs: Runs, strategy: str) -> None:
-    """R-52: 2 processes compute what one does, to the rounding of 64 bits; resumed too, with sharded moments."""
+    """2 processes compute what one does, to the rounding of 64 bits; resumed too, with sharded moments."""
     words = [*GROUPED[:1], "{type: tests.parts.Deep}", *GROUPED[2:], "--progress.epoch", "1"]
     runs.train(*words, "--batch_size", "32", name="one")
     several(runs, 2, runs.words(*words, "--batch_size", "16", "--dist.strategy", strategy, name="two"))
@@ -126,7 +126,7 @@ def test_groups_on_two_processes(runs: Runs, strategy: str) -> None:
 
 
 def test_the_update_is_that_of_torch_with_the_same_groups(optim) -> None:
-    """R-52: against an optimizer built by hand."""
+    """Against an optimizer built by hand."""
     torch.manual_seed(0)
     model = Tower().double()
     reference = deepcopy(model)
@@ -149,7 +149,7 @@ def test_the_update_is_that_of_torch_with_the_same_groups(optim) -> None:
 
 
 def test_decay_on_matrices_only_is_one_line(runs: Runs) -> None:
-    """MM-48, PN-21: no class of one's own; one rate in the log, under the name `lr`."""
+    """No class of one's own; one rate in the log, under the name `lr`."""
     folder = runs.train(*TOWER, "--optim.weight_decay", "0.1", "--optim.no_decay", "auto", "--progress.epoch", "1")
     model = Tower()
     groups = {group["name"]: group for group in load(folder)["optimizer"]["param_groups"]}
@@ -205,7 +205,7 @@ class Picky(nn.Module):
     ],
 )
 def test_what_has_no_weight_decay(optim, text: str, kept: list[str] | None) -> None:
-    """QQ-30, MM-48: one dimension, norms of any shape, the modules' own choice; or patterns alone."""
+    """One dimension, norms of any shape, the modules' own choice; or patterns alone."""
     model = Picky()
     found = grouped(build_optimizer(optim(f"{{weight_decay: 0.1, no_decay: {text}}}"), model))
     assert found["all"][0] == (kept or [name for name, _ in model.named_parameters()])
@@ -214,7 +214,7 @@ def test_what_has_no_weight_decay(optim, text: str, kept: list[str] | None) -> N
 
 
 def test_an_entry_may_refine_another(optim) -> None:
-    """MM-48: in any order, the entry that lies within the others counts; frozen and tied parameters."""
+    """In any order, the entry that lies within the others counts; frozen and tied parameters."""
     model = Tower()
     model.layers[0].requires_grad_(False)
     model.head.weight = nn.Parameter(torch.zeros(10, 12))
@@ -265,7 +265,7 @@ def test_an_entry_may_refine_another(optim) -> None:
     ],
 )
 def test_mistakes_are_explained(runs: Runs, capsys: pytest.CaptureFixture[str], words: str, says: list[str]) -> None:
-    """R-24, R-25: the key, what was written, and what to do; before the first step."""
+    """The key, what was written, and what to do; before the first step."""
     try:
         assert runs.fail(*words.split("=", 1)) == 2
         text = "".join(capsys.readouterr())
@@ -276,7 +276,7 @@ def test_mistakes_are_explained(runs: Runs, capsys: pytest.CaptureFixture[str], 
 
 
 def test_groups_of_optimizers_without_them(optim) -> None:
-    """R-52: LBFGS has one group, Rprop no decay."""
+    """LBFGS has one group, Rprop no decay."""
     with pytest.raises(UserError, match=r"LBFGS cannot train Tower.*parameter groups"):
         build_optimizer(optim("{optim_type: LBFGS, groups: [{match: head.*}]}"), Tower())
     with pytest.raises(ConfigError, match=r"optim\.groups\[0\]\.weight_decay = 0\.1"):
@@ -289,7 +289,7 @@ def test_groups_of_optimizers_without_them(optim) -> None:
 
 
 def test_a_resume_may_regroup(runs: Runs) -> None:
-    """D-53: refused without allow_changes; with it, each parameter keeps its moments, whatever group it is in."""
+    """Refused without allow_changes; with it, each parameter keeps its moments, whatever group it is in."""
     folder = runs.train(*TOWER, "--progress.max_steps", "3")
     before = load(folder)["optimizer"]
     words = [*GROUPED, "--resume", "auto", "--progress.max_steps", "3"]
@@ -312,7 +312,7 @@ def test_a_resume_may_regroup(runs: Runs) -> None:
 
 @pytest.mark.parametrize("name", ["AdamW", "SGD"])
 def test_loaded_state_is_matched_by_name(optim, name: str) -> None:
-    """D-53: from other groups and another order; a changed set of parameters is refused."""
+    """From other groups and another order; a changed set of parameters is refused."""
     args = "{momentum: 0.9}" if name == "SGD" else "{}"
     plain = optim(f"{{optim_type: {name}, args: {args}}}")
     groups = optim(f"{{optim_type: {name}, args: {args}, groups: [{{match: b.*, name: second}}]}}")
@@ -334,7 +334,7 @@ def test_loaded_state_is_matched_by_name(optim, name: str) -> None:
 
 
 def test_a_checkpoint_that_knows_no_groups(runs: Runs) -> None:
-    """R-33: of a version without these keys; they count as their defaults, so nothing has changed."""
+    """Of a version without these keys; they count as their defaults, so nothing has changed."""
     uncut = load(runs.train(*TOWER, name="uncut"))
     folder = runs.train(*TOWER, "--progress.epoch", "1")
     file = folder / "checkpoints" / "latest.pt"
@@ -360,7 +360,7 @@ class Counting(torch.optim.SGD):
 
 
 def test_an_optimizer_keeps_its_own_numbers(optim) -> None:
-    """R-07: what a group holds besides arguments is state, and comes from the checkpoint; arguments from the config."""
+    """What a group holds besides arguments is state, and comes from the checkpoint; arguments from the config."""
     path = f"{{optim_type: '{__name__}:Counting', weight_decay: "
     saved = build_optimizer(optim(f"{path}0.1}}"), Tower())
     saved.param_groups[0]["k"] = 7
@@ -373,7 +373,7 @@ def test_an_optimizer_keeps_its_own_numbers(optim) -> None:
 
 
 def test_a_task_gives_groups_of_its_own(optim, logged: list[str]) -> None:
-    """R-52: its groups first, the config for the rest; no_decay applies in both."""
+    """Its groups first, the config for the rest; no_decay applies in both."""
     model = Tower()
     own = [
         Group("tail", model.head.parameters(), lr=10),
@@ -417,7 +417,7 @@ class Staged(ClassificationTask):
 
 
 def test_a_task_with_groups_in_a_run(runs: Runs) -> None:
-    """R-52: a part that stands still has neither decay nor moments, in both halves of its group."""
+    """A part that stands still has neither decay nor moments, in both halves of its group."""
     words = [
         *TOWER,
         "--task",
@@ -443,7 +443,7 @@ def test_a_task_with_groups_in_a_run(runs: Runs) -> None:
 
 
 def test_layer_decay_leaves_out_other_parts_of_a_task(optim) -> None:
-    """MM-48: only the model's own parameters lie below its blocks, whatever the task has besides."""
+    """Only the model's own parameters lie below its blocks, whatever the task has besides."""
     task = Outer(LossFactory({}), MetricFactory({}))
     found = grouped(build_optimizer(optim("{layer_decay: {blocks: [layers.*], factor: 0.5}}"), task))
     assert found["below_blocks"][0] == ["stem.1.weight", "stem.1.bias"]
@@ -459,7 +459,7 @@ class Outer(ClassificationTask):
 
 
 def test_wrong_groups_of_a_task(optim) -> None:
-    """R-52: every parameter is in one group, and belongs to the task."""
+    """Every parameter is in one group, and belongs to the task."""
     model = Tower()
     twice = [Group("a", model.head.parameters()), Group("b", [model.head.bias, model.get_parameter("stem.1.bias")])]
     with pytest.raises(UserError, match=r"^groups\(\): head\.bias is in a and in b, and neither"):

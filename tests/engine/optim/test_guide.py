@@ -53,7 +53,7 @@ class Mixed(Plain):
     ],
 )
 def test_a_part_in_32_bits(runs: Runs, mode: str, own: str, expected: str) -> None:
-    """R-44, MM-45: the guide's three lines, in each number format, with a gradient that reaches what lies below."""
+    """The guide's three lines, in each number format, with a gradient that reaches what lies below."""
     model = f"{{type: {__name__}.Mixed, own: {own}, expected: {expected}}}"
     folder = runs.train("--model", model, "--precision.mode", mode, "--progress.epoch", "1")
     moments = load(folder)["optimizer"]["state"]
@@ -61,7 +61,7 @@ def test_a_part_in_32_bits(runs: Runs, mode: str, own: str, expected: str) -> No
 
 
 def test_what_autocast_does_on_a_cpu() -> None:
-    """R-44: softmax and layer norm give the format of their input; a residual sum has 32 bits."""
+    """Softmax and layer norm give the format of their input; a residual sum has 32 bits."""
     layer, norm, x = nn.Linear(8, 8), nn.LayerNorm(8), torch.ones(2, 8)
     with torch.autocast("cpu", torch.bfloat16):
         inside = layer(x)
@@ -76,6 +76,6 @@ def test_the_preset_of_muon_is_the_one_that_is_tried() -> None:
 
 @pytest.mark.parametrize("text", blocks("yaml"))
 def test_every_example_is_a_valid_config(tmp_path: Path, text: str) -> None:
-    """R-09: its keys exist, and the values fit."""
+    """Its keys exist, and the values fit."""
     (tmp_path / "config.yaml").write_text(text.replace("$BASE: default.yaml", f"$BASE: {CONFIG}"))
     assert resolve(Config, [tmp_path / "config.yaml"]).config.optim != OptimConfig()

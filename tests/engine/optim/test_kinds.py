@@ -84,7 +84,7 @@ REFUSED = {
     "name", [*TORCH_OPTIMIZERS, *PYPI, *(name for name in REFUSED if name not in TORCH_OPTIMIZERS)]
 )
 def test_every_optimizer_resumes_to_the_bit_or_is_refused_before_the_start(configured, warnings, name: str) -> None:
-    """R-07: through a file, into another object; what cannot do that is no optimizer of a run."""
+    """Through a file, into another object; what cannot do that is no optimizer of a run."""
     config = configured(optim=f"{{optim_type: {name}, lr: 0.01, {PYPI.get(name, '')}}}").optim
     model, file = mlp(), BytesIO()
     if name in REFUSED:
@@ -191,7 +191,7 @@ def test_a_state_fits_its_optimizer_only(configured) -> None:
     ids=["step", "stages"],
 )
 def test_several_optimizers_resume_exactly(runs: Runs, at: int, more: list[str]) -> None:
-    """R-07: with all that a step may have, the loss scale and the average of the weights too; as one optimizer does."""
+    """With all that a step may have, the loss scale and the average of the weights too; as one optimizer does."""
     same_after_cut(runs, "fp16", *TOWER, "--optim.groups", MATRICES, *more, at=at)
 
 

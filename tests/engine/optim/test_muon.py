@@ -48,7 +48,7 @@ def killed(trainer: Trainer) -> None:
 def test_the_preset_trains_a_net_and_resumes_to_the_bit(
     runs: Runs, sample: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """R-07: Muon has the matrices and nothing else; AdamW the kernels of convolutions (4-D), norms and biases."""
+    """Muon has the matrices and nothing else; AdamW the kernels of convolutions (4-D), norms and biases."""
     base, small = SAMPLES[sample]
     config = tmp_path / "muon.yaml"
     config.write_text(PRESET.replace("$BASE: default.yaml", f"$BASE: {PROJECT / base}"))

@@ -28,7 +28,7 @@ def configured(tmp_path: Path):
 
 
 def test_muon_and_sparse_adam_train_what_they_are_for(configured) -> None:
-    """R-07: the two special classes of torch.optim on parameters that suit them."""
+    """The two special classes of torch.optim on parameters that suit them."""
     matrices = nn.Linear(4, 3, bias=False)
     muon = build_optimizer(configured(optim="{optim_type: Muon}").optim, matrices)
     matrices(torch.ones(2, 4)).sum().backward()
@@ -42,7 +42,7 @@ def test_muon_and_sparse_adam_train_what_they_are_for(configured) -> None:
 
 
 def test_lbfgs_solves_and_is_the_only_one_that_needs_a_closure(configured) -> None:
-    """D-15: LBFGS gets the closure it asks for, its old key `maxiters` is `args.max_iter`."""
+    """LBFGS gets the closure it asks for, its old key `maxiters` is `args.max_iter`."""
     config = configured(optim="{optim_type: lbfgs, lr: 1.0, args: {max_iter: 50, line_search_fn: strong_wolfe}}").optim
     model = mlp()
     optimizer = build_optimizer(config, model)
@@ -54,7 +54,7 @@ def test_lbfgs_solves_and_is_the_only_one_that_needs_a_closure(configured) -> No
 
 
 def test_an_optimizer_by_import_path(configured) -> None:
-    """R-07, MM-49: `package.module.Class` and `package.module:Class`."""
+    """`package.module.Class` and `package.module:Class`."""
     for path in ("torch.optim.adam.Adam", "torch.optim.adam:Adam"):
         optimizer = build_optimizer(configured(optim=f"{{optim_type: '{path}'}}").optim, mlp())
         assert type(optimizer) is torch.optim.Adam
@@ -86,7 +86,7 @@ def test_an_optimizer_by_import_path(configured) -> None:
     ],
 )
 def test_mistakes_are_refused_before_anything_is_built(configured, optim: str, says: list[str]) -> None:
-    """CT-21, R-07, D-14, D-16: the message names the key, what was written, and the nearest right name."""
+    """The message names the key, what was written, and the nearest right name."""
     with pytest.raises(ConfigError) as raised:
         configured(optim=optim)
     for words in says:
@@ -94,7 +94,7 @@ def test_mistakes_are_refused_before_anything_is_built(configured, optim: str, s
 
 
 def test_frozen_parameters_stay_out(configured) -> None:
-    """CT-22, D-53: the optimizer gets what requires a gradient, under its name; nothing to train is an error."""
+    """The optimizer gets what requires a gradient, under its name; nothing to train is an error."""
     model = mlp()
     model[0].requires_grad_(False)
     optimizer = build_optimizer(configured().optim, model)
@@ -106,7 +106,7 @@ def test_frozen_parameters_stay_out(configured) -> None:
 
 
 def test_memory_order_never_reaches_a_fused_kernel_mixed(configured) -> None:
-    """CT-21: a state saved from channels-last weights continues on contiguous ones with the right numbers."""
+    """A state saved from channels-last weights continues on contiguous ones with the right numbers."""
     config = configured(optim="{lr: 0.1}").optim
     fused = configured(optim="{lr: 0.1, args: {fused: true}}").optim
     x = torch.randn(2, 3, 5, 5)
@@ -132,7 +132,7 @@ def test_memory_order_never_reaches_a_fused_kernel_mixed(configured) -> None:
 
 
 def test_value_clip_cuts_each_number(configured) -> None:
-    """CT-25: `clip_type: value`, the old behaviour."""
+    """`clip_type: value`, the old behaviour."""
     parameters = with_gradients([3.0, -0.5], [-4.0])
     norm = clipped(Clip(configured(optim="{clip_gradients: 1.0, clip_type: value}").optim), parameters)
     assert gradients_of(parameters) == [[1.0, -0.5], [-1.0]]
@@ -140,14 +140,14 @@ def test_value_clip_cuts_each_number(configured) -> None:
 
 
 def test_clipping_is_off_by_default_and_survives_no_gradients(configured) -> None:
-    """CT-25: a limit of 0 means none; without any gradient the norm is 0."""
+    """A limit of 0 means none; without any gradient the norm is 0."""
     parameters = with_gradients([30.0])
     assert not Clip(configured().optim).is_active
     assert clipped(Clip(configured(optim="{clip_gradients: 1}").optim), parameters[1:]).item() == 0.0
 
 
 def test_double_precision_reaches_into_nested_batches(configured) -> None:
-    """D-50: fp64 casts floating point tensors wherever they are and leaves the rest."""
+    """fp64 casts floating point tensors wherever they are and leaves the rest."""
     cast = build_precision(configured(precision="{mode: fp64}").precision, CPU).cast_batch
     batch = cast({"a": [torch.ones(1), (torch.ones(1), 3)], "b": torch.ones(1, dtype=torch.bool), "c": None})
     assert batch["a"][0].dtype == batch["a"][1][0].dtype == torch.float64
@@ -156,7 +156,7 @@ def test_double_precision_reaches_into_nested_batches(configured) -> None:
 
 @pytest.mark.parametrize("optim_type", ["SGD", "AdamW", "RMSprop"])
 def test_fp16_unscales_before_the_clip_and_skips_an_infinite_step(configured, optim_type: str) -> None:
-    """PN-17, PN-18, MM-45: true-size gradients after `unscale`; an overflow skips the step and says so."""
+    """True-size gradients after `unscale`; an overflow skips the step and says so."""
     config = configured(precision="{mode: fp16}", optim=f"{{optim_type: {optim_type}}}")
     precision = build_precision(config.precision, CPU)
     model = mlp()
@@ -183,7 +183,7 @@ def test_fp16_unscales_before_the_clip_and_skips_an_infinite_step(configured, op
 
 
 def test_the_loss_scale_survives_a_save(configured, tmp_path: Path) -> None:
-    """MM-45: the scaler's state is plain, loads safely, and continues; other modes have none and ignore it."""
+    """The scaler's state is plain, loads safely, and continues; other modes have none and ignore it."""
     config = configured(precision="{mode: fp16}")
     model = mlp()
     optimizer = build_optimizer(config.optim, model)
@@ -209,7 +209,7 @@ def test_the_loss_scale_survives_a_save(configured, tmp_path: Path) -> None:
 
 
 def test_modes_without_scaler_ask_the_device_nothing(configured) -> None:
-    """MM-45: fp32, bf16 and fp64 steps read no value back; meta tensors have none to give."""
+    """fp32, bf16 and fp64 steps read no value back; meta tensors have none to give."""
     for mode in ("fp32", "bf16", "fp64"):
         config = configured(precision=f"{{mode: {mode}}}", optim="{clip_gradients: 1.0}")
         precision = build_precision(config.precision, CPU)
@@ -223,7 +223,7 @@ def test_modes_without_scaler_ask_the_device_nothing(configured) -> None:
 
 
 def test_fp16_refuses_an_optimizer_with_a_closure(configured) -> None:
-    """D-15, MM-45: torch's scaler cannot work inside LBFGS, and says so; bf16 can."""
+    """Torch's scaler cannot work inside LBFGS, and says so; bf16 can."""
     config = configured(optim="{optim_type: LBFGS}", precision="{mode: fp16}")
     model = mlp()
     optimizer = build_optimizer(config.optim, model)
@@ -241,7 +241,7 @@ def test_fp16_refuses_an_optimizer_with_a_closure(configured) -> None:
 
 
 def test_autocast_contexts_nest(configured) -> None:
-    """PN-16: evaluation may run inside a training step."""
+    """Evaluation may run inside a training step."""
     precision = build_precision(configured(precision="{mode: bf16}").precision, CPU)
     with precision.autocast():
         with precision.autocast():
@@ -251,7 +251,7 @@ def test_autocast_contexts_nest(configured) -> None:
 
 
 def test_tf32_is_left_alone_unless_asked(configured) -> None:
-    """MM-45: null keeps torch's switches, true and false set them, and torch can still read all of them."""
+    """Null keeps torch's switches, true and false set them, and torch can still read all of them."""
 
     def switches() -> tuple[str, bool]:
         return torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32

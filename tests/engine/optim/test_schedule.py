@@ -103,7 +103,7 @@ PURE = [text.replace("[7step, 0.5epoch]", "[17step, 2.5epoch]") for text in SAME
 
 @pytest.mark.parametrize("text", SAME_AS_TORCH)
 def test_the_rates_are_those_of_torch(build, text: str) -> None:
-    """CT-23, CT-24, QQ-28, MM-51, R-38: every step of every kind, old names too, against torch's scheduler."""
+    """Every step of every kind, old names too, against torch's scheduler."""
     # The last step of OneCycleLR allows no further `step`.
     steps = TOTAL - 1 if "onecycle" in text else TOTAL
     expected = torch_rates(SAME_AS_TORCH[text], steps)
@@ -113,11 +113,11 @@ def test_the_rates_are_those_of_torch(build, text: str) -> None:
 @pytest.mark.parametrize("text", PURE)
 @pytest.mark.parametrize("warmup", ["0", "2", "7step"])
 def test_the_rate_is_a_pure_function_of_the_step(build, text: str, warmup: str) -> None:
-    """R-61, D-17, MM-53: in any order, after a jump, from a fresh schedule, with a loaded optimizer: the same rates."""
+    """In any order, after a jump, from a fresh schedule, with a loaded optimizer: the same rates."""
     text = f"{text[:-1]}, warmup: {warmup}}}"
     forward = rates(build(text))
     assert rates(build(text), range(TOTAL - 1, -1, -1)) == forward[::-1]
-    for start in (1, 12, 30, 59):  # 12 and 30 are milestones: D-17 decayed twice there
+    for start in (1, 12, 30, 59):  # 12 and 30 are milestones, where others decayed twice
         schedule, optimizer = build(text)
         trained = build(text)
         rates(trained, range(start))
@@ -127,7 +127,7 @@ def test_the_rate_is_a_pure_function_of_the_step(build, text: str, warmup: str) 
 
 
 def test_a_rate_loaded_into_the_optimizer_does_not_stay(build) -> None:
-    """R-61, D-17: the schedule decides, whatever rate a checkpoint of another configuration put there meanwhile."""
+    """The schedule decides, whatever rate a checkpoint of another configuration put there meanwhile."""
     schedule, optimizer = build("{type: constant}")
     schedule.step(0)
     state = optimizer.state_dict()
@@ -139,7 +139,7 @@ def test_a_rate_loaded_into_the_optimizer_does_not_stay(build) -> None:
 
 @pytest.mark.parametrize("text", PURE)
 def test_warm_up_rises_from_above_zero_inside_the_total(build, text: str) -> None:
-    """D-18, QQ-27, R-38: linear per step, never 0, reaching the schedule's start; the end does not move."""
+    """Linear per step, never 0, reaching the schedule's start; the end does not move."""
     found = rates(build(f"{text[:-1]}, warmup: 9step}}"))
     top = found[9]
     assert found[:9] == pytest.approx([top * (i + 1) / 10 for i in range(9)])
@@ -152,7 +152,7 @@ def test_warm_up_rises_from_above_zero_inside_the_total(build, text: str) -> Non
 
 
 def test_milestones_and_ends_count_from_the_start_of_the_run(build) -> None:
-    """R-38: a warm-up shifts no milestone; cosine ends at its total with the floor, and stays there."""
+    """A warm-up shifts no milestone; cosine ends at its total with the floor, and stays there."""
     found = rates(build("{type: multistep, lr_steps: [2, 5], lr_gamma: 0.5, warmup: 1}"))
     assert found[6:] == [BASE] * 6 + [BASE / 2] * 18 + [BASE / 4] * 30
     inside = rates(build("{type: multistep, lr_steps: [2step], lr_gamma: 0.5, warmup: 4step}"))
@@ -167,7 +167,7 @@ def test_milestones_and_ends_count_from_the_start_of_the_run(build) -> None:
 
 
 def test_the_floor_is_a_factor_and_never_raises_the_rate(build) -> None:
-    """D-16: whatever the rate, the floor lies below it."""
+    """Whatever the rate, the floor lies below it."""
     for kind in ("linear", "cosine", "poly", "multistep", "exponential", "onecycle"):
         found = rates(build(f"{{type: {kind}, min_factor: 0.3, lr_steps: [1, 2, 3], lr_gamma: 0.1}}"), range(200))
         assert max(found) <= BASE
@@ -175,7 +175,7 @@ def test_the_floor_is_a_factor_and_never_raises_the_rate(build) -> None:
 
 
 def test_the_old_warm_up_cosine_takes_its_length_from_lr_steps(build) -> None:
-    """CT-23, D-18: WarmUpCosineLR warms up for lr_steps[0] epochs, per step, unless `warmup` says how long."""
+    """WarmUpCosineLR warms up for lr_steps[0] epochs, per step, unless `warmup` says how long."""
     assert rates(build("{type: WarmUpCosineLR, lr_steps: [3]}")) == rates(build("{type: cosine, warmup: 3}"))
     assert rates(build("{type: WarmUpCosineLR, warmup: 2}")) == rates(build("{type: cosine, warmup: 2}"))
 
@@ -188,7 +188,7 @@ VALUES = [1.0, 0.9, 0.95, 0.91, 0.90, 0.8, 0.8, 0.85, math.nan, 0.9, 0.9, 0.9, 0
 @pytest.mark.parametrize("mode", ["min", "max"])
 @pytest.mark.parametrize("cooldown", [0, 2])
 def test_plateau_follows_the_rules_of_torch(build, mode: str, cooldown: int) -> None:
-    """QQ-26, QQ-28, MM-51: rate after every validation as in ReduceLROnPlateau, the warm-up in front."""
+    """Rate after every validation as in ReduceLROnPlateau, the warm-up in front."""
     reference = an_optimizer()
     torchs = lr_scheduler.ReduceLROnPlateau(reference, mode, factor=0.5, patience=1, cooldown=cooldown)
     options = f"type: plateau, mode: {mode}, patience: 1, cooldown: {cooldown}, lr_gamma: 0.5"
@@ -206,7 +206,7 @@ def test_plateau_follows_the_rules_of_torch(build, mode: str, cooldown: int) -> 
 
 
 def test_plateau_counts_below_zero_too(build) -> None:
-    """QQ-26: a negative loss that stands still is no progress; torch's scheduler takes it for some."""
+    """A negative loss that stands still is no progress; torch's scheduler takes it for some."""
     schedule, optimizer = build("{type: plateau, patience: 1}")
     for _ in range(3):
         schedule.after_validation(-1.0)
@@ -215,7 +215,7 @@ def test_plateau_counts_below_zero_too(build) -> None:
 
 
 def test_plateau_has_a_floor_and_needs_a_value(build) -> None:
-    """QQ-26: `min_factor` ends the drops; a validation without value is an error, not a rate that never drops."""
+    """`min_factor` ends the drops; a validation without value is an error, not a rate that never drops."""
     schedule, optimizer = build("{type: plateau, patience: 0, min_factor: 0.2, lr_gamma: 0.5}")
     for _ in range(8):
         schedule.after_validation(1.0)
@@ -234,7 +234,7 @@ def only_plain(value: Any) -> bool:
 
 @pytest.mark.parametrize("stop", [3, 8, 30])
 def test_plateau_resumes_exactly(build, tmp_path: Path, stop: int) -> None:
-    """D-17, MM-52, R-61: state of plain values through a safe load, then the rates of the uncut run."""
+    """State of plain values through a safe load, then the rates of the uncut run."""
     text = "{type: plateau, patience: 0, warmup: 5step}"
 
     def run(built: tuple[Schedule, Optimizer], steps: range) -> list[Any]:
@@ -263,7 +263,7 @@ def halving(step: int, min_factor: float, every: int = 10) -> float:
 
 
 def test_a_schedule_of_ones_own(build) -> None:
-    """MM-51, CT-23: a function of the step, by name or path, with keys of the section and arguments of its own."""
+    """A function of the step, by name or path, with keys of the section and arguments of its own."""
     expected = torch_rates(lambda o: lr_scheduler.StepLR(o, 7, 0.5))
     assert rates(build("{type: halving, every: 7}")) == pytest.approx(expected)
     assert rates(build(f"{{type: {__name__}:halving, args: {{every: 7}}}}")) == pytest.approx(expected)
@@ -362,7 +362,7 @@ def test_arguments_of_a_schedule_in_files_and_on_the_command_line(tmp_path: Path
     ],
 )
 def test_mistakes_are_refused_before_anything_is_built(build, text: str, says: list[str]) -> None:
-    """D-16, QQ-28: unknown kinds, arguments and lengths are refused with the nearest right name."""
+    """Unknown kinds, arguments and lengths are refused with the nearest right name."""
     with pytest.raises(ConfigError) as raised:
         build(text)
     for words in says:
@@ -371,7 +371,7 @@ def test_mistakes_are_refused_before_anything_is_built(build, text: str, says: l
 
 @pytest.mark.parametrize("kind", ["linear", "cosine", "poly", "onecycle"])
 def test_a_schedule_that_ends_needs_to_know_when(build, kind: str) -> None:
-    """QQ-25, R-38: without a length of the run, `tmax` in steps is asked for, and then enough."""
+    """Without a length of the run, `tmax` in steps is asked for, and then enough."""
     with pytest.raises(UserError, match=rf"{kind}.*lr_scheduler\.tmax in steps"):
         build(f"{{type: {kind}}}", total=None)
     with pytest.raises(UserError, match=r"no length.*\n.*lr_scheduler\.tmax 5"):
@@ -382,7 +382,7 @@ def test_a_schedule_that_ends_needs_to_know_when(build, kind: str) -> None:
 
 @pytest.mark.parametrize("kind", ["constant", "multistep", "exponential", "plateau"])
 def test_the_others_run_without_end(build, kind: str) -> None:
-    """QQ-25: an endless run over data without length, as long as lengths are in steps."""
+    """An endless run over data without length, as long as lengths are in steps."""
     found = rates(build(f"{{type: {kind}, lr_steps: [5step], warmup: 3step}}", total=None, epoch=None))
     assert found[3] > 0
     with pytest.raises(UserError, match=r"in steps.*\n.*lr_scheduler\.warmup 3"):
@@ -390,14 +390,14 @@ def test_the_others_run_without_end(build, kind: str) -> None:
 
 
 def test_a_warm_up_longer_than_the_schedule_is_refused(build) -> None:
-    """R-38: the warm-up counts inside the total, so it must leave something of it."""
+    """The warm-up counts inside the total, so it must leave something of it."""
     for text in ("{type: cosine, warmup: 10}", "{type: exponential, lr_steps: [2], warmup: 2}"):
         with pytest.raises(UserError, match="shorten the warm-up"):
             build(text)
 
 
 def test_another_schedules_state_has_no_effect(build) -> None:
-    """MM-52: plateau begins to count after cosine; a pure function of the step takes over from anything."""
+    """Plateau begins to count after cosine; a pure function of the step takes over from anything."""
     cosine, plateau = build("{type: cosine}")[0], build("{type: plateau}")[0]
     before = plateau.state_dict()
     plateau.load_state_dict(cosine.state_dict())

@@ -71,7 +71,7 @@ def test_it_trains_as_with_the_chosen_size(
 
 
 def test_a_resume_keeps_it(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
-    """R-07: with the first words, and where more would fit; a run that was never cut ends alike."""
+    """With the first words, and where more would fit; a run that was never cut ends alike."""
     more = [*AUTO, "--batch_size", "32"]
     monkeypatch.setenv("FITS", "8")
     runs.train(*words("plain", *more), name="uncut")

@@ -14,7 +14,7 @@ from tests.run.test_job_script import git, one_of, open_
 
 
 def test_git_state_is_recorded_and_can_be_restored(project):
-    """CT-09, XP-03, R-48: commit, branch, and a diff that `git apply` takes; files not tracked are named."""
+    """Commit, branch, and a diff that `git apply` takes; files not tracked are named."""
     git(project, "init", "-q", "-b", "main")
     (project / ".gitignore").write_text("experiments\n")
     (project / "? old").write_text("same\n" * 20)
@@ -38,7 +38,7 @@ def test_git_state_is_recorded_and_can_be_restored(project):
 
 @pytest.mark.parametrize("trouble", ["no repository", "no commit", "no git", "hangs"])
 def test_without_git_a_run_starts_all_the_same(project, monkeypatch, trouble):
-    """CT-09: the record says why there is no commit."""
+    """The record says why there is no commit."""
     if trouble == "no commit":
         git(project, "init", "-q")
     if trouble == "no git":
@@ -59,7 +59,7 @@ def test_without_git_a_run_starts_all_the_same(project, monkeypatch, trouble):
 
 
 def test_job_script_works_with_runs_outside_the_project(project, tmp_path):
-    """CT-10: then the project is named by its whole path."""
+    """Then the project is named by its whole path."""
     folder = RunPaths.for_run(DirConfig(runs_dir=str(tmp_path)), "far", project)
     with closing(open_(project, folder=folder)):
         done = subprocess.run(["sh", str(folder.job_file)], cwd="/", capture_output=True, text=True)
@@ -68,7 +68,7 @@ def test_job_script_works_with_runs_outside_the_project(project, tmp_path):
 
 
 def test_job_script_is_clean(project):
-    """CT-10: shellcheck has nothing to say, where it is installed."""
+    """Shellcheck has nothing to say, where it is installed."""
     if shutil.which("shellcheck") is None:
         pytest.skip("shellcheck is not installed")
     git(project, "init", "-q")

@@ -44,7 +44,7 @@ def open_(project: Path, name: str = "digits", **changes) -> OpenRun:
 
 
 def test_paths_are_below_the_project_wherever_the_command_is_given(tmp_path, monkeypatch):
-    """CT-08, CT-11, D-11: paths are worked out alike on every process, without touching the disk."""
+    """Paths are worked out alike on every process, without touching the disk."""
     monkeypatch.chdir("/")
     run = RunPaths.for_run(DirConfig(), "a", tmp_path)
     assert run.root == tmp_path / "experiments/a"
@@ -60,7 +60,7 @@ def test_paths_are_below_the_project_wherever_the_command_is_given(tmp_path, mon
 
 
 def test_the_record_says_what_ran(project):
-    """CT-09, MM-37, XP-03, R-48: command line, seed, versions and complete configuration are kept."""
+    """Command line, seed, versions and complete configuration are kept."""
     rank = Rank(world_size=2, launcher="mpi", local_world=2)
     values = {"name": "digits", "optim": {"lr": 1e-05, "note": "1e-5"}, "list": [1, None]}
     with closing(open_(project, values=values, argv=["train.py", "--config", "a b.yaml"], rank=rank)) as run:
@@ -74,7 +74,7 @@ def test_the_record_says_what_ran(project):
 
 
 def test_the_environment_is_not_recorded(project, monkeypatch):
-    """CT-09: variables hold tokens; none of them reaches the folder."""
+    """Variables hold tokens; none of them reaches the folder."""
     monkeypatch.setenv("SECRET_TOKEN", "canary-4711")
     with closing(open_(project)) as run:
         texts = [path.read_text() for path in run.folder.root.rglob("*") if path.is_file()]
@@ -83,7 +83,7 @@ def test_the_environment_is_not_recorded(project, monkeypatch):
 
 
 def test_a_second_run_of_the_same_name_moves_the_first(project):
-    """CT-08, BS-07: an old run is never overwritten."""
+    """An old run is never overwritten."""
     with closing(open_(project)) as first:
         (first.folder.checkpoints / "best.pt").write_text("precious")
     start = first.record["time"].partition("+")[0].replace("-", "").replace(":", "").replace("T", "-")
@@ -98,7 +98,7 @@ def test_a_second_run_of_the_same_name_moves_the_first(project):
 
 
 def test_a_folder_with_checkpoints_is_moved_too(project):
-    """BS-07: even without a record of the run that wrote them."""
+    """Even without a record of the run that wrote them."""
     stray = project / "experiments/digits/checkpoints/best.pt"
     stray.parent.mkdir(parents=True)
     stray.write_text("mine")
@@ -149,7 +149,7 @@ def crash(trainer: object) -> None:
 
 
 def test_a_resume_keeps_everything(project):
-    """CT-09, D-58: the first configuration stays; each resume adds its own beside it, and an entry to the record."""
+    """The first configuration stays; each resume adds its own beside it, and an entry to the record."""
     with closing(open_(project, values={"lr": 1})) as first:
         before = first.folder.config_file.read_text()
     for lr in (2, 3):
@@ -166,7 +166,7 @@ def test_a_resume_keeps_everything(project):
 
 
 def test_a_resume_survives_a_lost_record(project):
-    """D-58: even then the first configuration is not overwritten."""
+    """Even then the first configuration is not overwritten."""
     with closing(open_(project, values={"lr": 1})) as first:
         first.folder.record_file.unlink()
     with closing(open_(project, resume=True, values={"lr": 2})):
@@ -176,7 +176,7 @@ def test_a_resume_survives_a_lost_record(project):
 
 @pytest.mark.parametrize("resume", [True, False])
 def test_two_processes_never_write_one_folder(project, resume):
-    """CT-08: the second learns which process holds it, and touches nothing."""
+    """The second learns which process holds it, and touches nothing."""
     code = (
         "import sys, time; from pathlib import Path; from common.run.lock import FolderLock\n"
         "lock = FolderLock.take(Path(sys.argv[1])); print('held', flush=True); time.sleep(60)"
@@ -205,7 +205,7 @@ def test_two_processes_never_write_one_folder(project, resume):
 
 
 def test_a_killed_holder_holds_nothing(project):
-    """CT-08: the kernel has freed its lock; the file it left names the new holder."""
+    """The kernel has freed its lock; the file it left names the new holder."""
     lock = RunPaths.for_run(DirConfig(), "digits", project).lock_file
     lock.parent.mkdir(parents=True)
     lock.write_text("process 1 on node17 since then, and more than the next holder has to say" * 9)
@@ -215,7 +215,7 @@ def test_a_killed_holder_holds_nothing(project):
 
 
 def test_a_lock_that_a_dead_machine_left_on_the_server(project, monkeypatch):
-    """CT-08: the message says whose it is, and how to continue."""
+    """The message says whose it is, and how to continue."""
     monkeypatch.setenv("SLURM_JOB_ID", "88")
     held = FolderLock.take(open_(project).folder.root / "other.lock")
     held.path.rename(held.path.with_name("run.lock"))
@@ -229,7 +229,7 @@ def wait(running):
 
 
 def test_a_forked_child_holds_no_lock(tmp_path):
-    """CT-08: a worker of the loader may outlive a killed process by a moment."""
+    """A worker of the loader may outlive a killed process by a moment."""
     lock = FolderLock.take(tmp_path / "run.lock")
     fork = multiprocessing.get_context("fork")
     running = fork.Event()
@@ -244,7 +244,7 @@ def test_a_forked_child_holds_no_lock(tmp_path):
 
 
 def test_a_file_system_without_locks(project, log, monkeypatch):
-    """CT-08: training starts all the same; a line in the log says what is not guarded."""
+    """Training starts all the same; a line in the log says what is not guarded."""
 
     def no_locks(*_):
         raise OSError(95, "Operation not supported")
@@ -255,7 +255,7 @@ def test_a_file_system_without_locks(project, log, monkeypatch):
 
 
 def test_release_leaves_a_lock_that_is_not_ours(tmp_path):
-    """CT-08: another process removed our lock and took the folder; it is theirs."""
+    """Another process removed our lock and took the folder; it is theirs."""
     lock = FolderLock.take(tmp_path / "run.lock")
     lock.path.unlink()
     theirs = FolderLock.take(lock.path)
@@ -265,13 +265,13 @@ def test_release_leaves_a_lock_that_is_not_ours(tmp_path):
 
 @pytest.mark.parametrize("name", ["", " ", ".", "..", "a/b", "../a", "a\\b", "-x", "a\nb"])
 def test_a_name_that_is_no_folder_is_refused(tmp_path, name):
-    """CT-08: the message shows the name and the rule."""
+    """The message shows the name and the rule."""
     with pytest.raises(UserError, match="name: "):
         RunPaths.for_run(DirConfig(), name, tmp_path)
 
 
 def test_a_folder_that_cannot_be_written_is_refused(project):
-    """CT-08: parent missing, a file in the way, no permission; each says which path and what to do."""
+    """Parent missing, a file in the way, no permission; each says which path and what to do."""
     with pytest.raises(UserError, match=r"No such file or directory: .*gone/experiments.*--dir.runs_dir"):
         open_(project / "gone")
     (project / "experiments").mkdir()
@@ -289,7 +289,7 @@ def test_a_folder_that_cannot_be_written_is_refused(project):
 
 
 def test_a_full_disk_is_reported(project, monkeypatch):
-    """CT-08: while the record is written, it is the user's business."""
+    """While the record is written, it is the user's business."""
 
     def full(*_):
         raise OSError(28, "No space left on device")
@@ -300,7 +300,7 @@ def test_a_full_disk_is_reported(project, monkeypatch):
 
 
 def test_status_is_for_other_programs(project):
-    """QQ-47: state, step and reason of a run, in one small file."""
+    """State, step and reason of a run, in one small file."""
     with closing(open_(project)) as run:
         assert read_status(run.folder) is None
         write_status(run.folder, "stopped", step=12, reason="SIGTERM")

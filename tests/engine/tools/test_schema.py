@@ -22,7 +22,7 @@ from custom.config import Config
 
 
 def test_generated_files_are_current() -> None:
-    """R-09, QQ-04: after a change of a config class:  python -m tools.schema. An edited default.yaml is yours.
+    """After a change of a config class:  python -m tools.schema. An edited default.yaml is yours.
 
     The schema's rules of registered classes may be those of before: a new model does not fail a test.
     """
@@ -37,7 +37,7 @@ def test_generated_files_are_current() -> None:
 
 @pytest.mark.slow
 def test_writing_the_files_keeps_edits(tmp_path: Path) -> None:
-    """R-09: a default that changed in a class is written; a value or comment that a person changed is not undone."""
+    """A default that changed in a class is written; a value or comment that a person changed is not undone."""
     project = tmp_path / "project"
     shutil.copytree(PROJECT, project, ignore=shutil.ignore_patterns("experiments", "tests", "__pycache__", ".*cache*"))
     default, engine = project / "configs" / "default.yaml", project / "common" / "evaluation" / "best.py"
@@ -65,7 +65,7 @@ def test_writing_the_files_keeps_edits(tmp_path: Path) -> None:
 
 
 def test_the_default_config_shows_every_key_with_its_default(tmp_path: Path) -> None:
-    """CT-06, R-09: defaults live in the classes; the file repeats each of them, so that it can be read and copied."""
+    """Defaults live in the classes; the file repeats each of them, so that it can be read and copied."""
     file = tmp_path / "default.yaml"
     file.write_text(files()["configs/default.yaml"])
     resolved = resolve(Config, [file])
@@ -112,7 +112,7 @@ def test_a_missing_package_is_no_mistake_of_a_config(tmp_path: Path) -> None:
     ],
 )
 def test_the_schema_finds_mistakes(text: str, key: str, tmp_path: Path) -> None:
-    """QQ-04, D-22: an unknown key, a wrong type, a value out of range, no such choice."""
+    """An unknown key, a wrong type, a value out of range, no such choice."""
     assert broken(yaml.safe_load(text), SCHEMA) == [key]
     (tmp_path / "mine.yaml").write_text(f"$BASE: {CONFIG}\n{text}")
     with pytest.raises(ValueError, match=re.escape(f"  {key}")):
@@ -142,7 +142,7 @@ def test_the_schema_accepts_what_the_program_accepts(text: str, tmp_path: Path) 
 
 
 def test_the_schema_is_for_editing() -> None:
-    """QQ-04, D-42: closed sections, each key with its description, nothing required, $BASE and $REPLACE known."""
+    """Closed sections, each key with its description, nothing required, $BASE and $REPLACE known."""
     json.dumps(SCHEMA, allow_nan=False)
     assert {"$BASE", "$REPLACE", "name", "optim"} <= set(SCHEMA["properties"])
     assert SCHEMA["additionalProperties"] is False

@@ -25,7 +25,7 @@ def job(tmp_path: Path, cluster: Path, monkeypatch: pytest.MonkeyPatch) -> RunPa
 
 
 def test_a_status_of_an_earlier_start_counts_for_nothing(job: RunPaths, cluster: Path) -> None:
-    """R-46: the first start was stopped to continue; the second fell over before it could say anything."""
+    """The first start was stopped to continue; the second fell over before it could say anything."""
     write_status(job, "stopped", step=3, reason="SIGUSR1")
     start(job)
     assert end(job, 1) == 1
@@ -36,7 +36,7 @@ def test_a_status_of_an_earlier_start_counts_for_nothing(job: RunPaths, cluster:
 def test_a_job_that_cannot_be_queued_again(
     job: RunPaths, cluster: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], how: str
 ) -> None:
-    """R-46: says so, how to continue, and ends with 75; a busy controller is asked again."""
+    """Says so, how to continue, and ends with 75; a busy controller is asked again."""
     write_status(job, "stopped", step=3, reason="SIGUSR1")
     monkeypatch.setattr(requeue, "_PAUSES_S", (0.0, 0.0, 0.0))
     monkeypatch.setenv("SCONTROL_CODE", "1")
@@ -51,7 +51,7 @@ def test_a_job_that_cannot_be_queued_again(
 
 
 def test_a_run_that_has_finished(job: RunPaths, monkeypatch: pytest.MonkeyPatch) -> None:
-    """R-46: by this very job: it has nothing left to do. What another one finished before does not count."""
+    """By this very job: it has nothing left to do. What another one finished before does not count."""
     write_status(job, "finished", step=9)
     assert start(job)
     assert start(job)
@@ -60,7 +60,7 @@ def test_a_run_that_has_finished(job: RunPaths, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_the_command_line_around_training(job: RunPaths, capsys: pytest.CaptureFixture[str]) -> None:
-    """R-46: what a job file calls."""
+    """What a job file calls."""
     assert signals.exit_code(signal.SIGUSR1) == 75
     words = [str(job.root), str(starts_of(job))]
     write_status(job, "failed", step=3)

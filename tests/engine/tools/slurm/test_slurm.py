@@ -42,7 +42,7 @@ def project(tmp_path: Path) -> Path:
 
 
 def test_an_array_by_environment(script: Script, tmp_path: Path) -> None:
-    """CT-15: TRAIN_ARRAY is the option's default like the other variables; an empty option is no array."""
+    """TRAIN_ARRAY is the option's default like the other variables; an empty option is no array."""
     done = script("--dry-run", TRAIN_ARRAY="0-4%2")
     assert directives(done.stdout)["array"] == '"0-4%2"', done.stderr
     assert (tmp_path / "words").read_text().splitlines()[-4:] == ["--dry-run", "--array", "0-4%2", "--"]
@@ -52,7 +52,7 @@ def test_an_array_by_environment(script: Script, tmp_path: Path) -> None:
 
 
 def test_one_process_for_each_gpu(script: Script) -> None:
-    """R-64, CT-13: as many processes as GPUs on each node; another number is a contradiction."""
+    """As many processes as GPUs on each node; another number is a contradiction."""
     done = script("--slurm.nodes", "2", "--slurm.gpus", "4", "--slurm.cpus", "6", "--dry-run", GPUS="4")
     asked = directives(done.stdout)
     assert (asked["gpus-per-node"], asked["ntasks-per-node"], asked["cpus-per-task"]) == ("4", "4", "6")
@@ -73,14 +73,14 @@ def test_one_process_for_each_gpu(script: Script) -> None:
     ],
 )
 def test_mistakes_in_options(script: Script, cluster: Path, words: list[str], message: str) -> None:
-    """CT-15: refused with the option's name, before anything is queued."""
+    """Refused with the option's name, before anything is queued."""
     done = script(*words)
     assert (done.returncode, cluster.read_text()) == (2, "")
     assert message in done.stderr
 
 
 def test_what_is_said_after_submission(script: Script, tmp_path: Path, cluster: Path) -> None:
-    """R-46: the job, where its run and its log are, how to watch it and how to stop it."""
+    """The job, where its run and its log are, how to watch it and how to stop it."""
     done = script("--slurm.nodes", "2", SBATCH_SAYS="88;elsewhere")  # a cluster's name follows on some sites
     assert done.returncode == 0, done.stderr
     run = tmp_path / "run"
@@ -91,7 +91,7 @@ def test_what_is_said_after_submission(script: Script, tmp_path: Path, cluster: 
 
 
 def test_without_slurm_it_says_what_to_do(script: Script, tmp_path: Path) -> None:
-    """CT-15: no sbatch: an error with a way out. A dry run needs none."""
+    """No sbatch: an error with a way out. A dry run needs none."""
     path = "/usr/bin:/bin"
     if shutil.which("sbatch", path=path):  # a machine with Slurm: only what the script needs is on the PATH
         path = str(tmp_path / "few")
@@ -106,7 +106,7 @@ def test_without_slurm_it_says_what_to_do(script: Script, tmp_path: Path) -> Non
 
 
 def test_a_refused_job_is_an_error(script: Script, tmp_path: Path) -> None:
-    """CT-15: what sbatch says is shown, and nothing counts as queued."""
+    """What sbatch says is shown, and nothing counts as queued."""
     done = script(SBATCH_CODE="1", SBATCH_SAYS="")
     assert done.returncode == 2
     assert "nothing was queued" in done.stderr
@@ -114,7 +114,7 @@ def test_a_refused_job_is_an_error(script: Script, tmp_path: Path) -> None:
 
 
 def test_help_and_the_shell_checker(script: Script, tmp_path: Path) -> None:
-    """CT-15: --help lists every option that is understood; shellcheck is content with the script and with its jobs."""
+    """--help lists every option that is understood; shellcheck is content with the script and with its jobs."""
     text = (PROJECT / "scripts" / "slurm.sh").read_text()
     understood = set(re.findall(r"(--slurm\.\w+)\)? ", text))
     assert len(understood) >= 11
@@ -129,7 +129,7 @@ def test_help_and_the_shell_checker(script: Script, tmp_path: Path) -> None:
 
 
 def test_inside_an_allocation_it_starts_at_once(script: Script, tmp_path: Path, cluster: Path) -> None:
-    """CT-15: by srun, with the same processes; the exit code is that of the training."""
+    """By srun, with the same processes; the exit code is that of the training."""
     done = script("--slurm.nodes", "2", "--slurm.tasks", "3", SLURM_JOB_ID="5", SRUN_CODE="143")
     assert done.returncode == 143
     (called,) = calls_of(cluster, "srun")
@@ -140,7 +140,7 @@ def test_inside_an_allocation_it_starts_at_once(script: Script, tmp_path: Path, 
 
 
 def test_a_dry_run_leaves_nothing(project: Path, cluster: Path) -> None:
-    """CT-15: with the real preparation: the job file as it would be queued, and no file or folder of it."""
+    """With the real preparation: the job file as it would be queued, and no file or folder of it."""
     before = sorted(project.rglob("*"))
     done = submit_in(project, "--name", "dry", "--slurm.nodes", "2", "--slurm.tasks", "3", "--dry-run")
     assert done.returncode == 0, done.stderr
@@ -154,7 +154,7 @@ def test_a_dry_run_leaves_nothing(project: Path, cluster: Path) -> None:
 
 @pytest.mark.slow
 def test_a_refused_job_moves_no_earlier_run(project: Path, cluster: Path) -> None:
-    """CT-08, CT-15: whatever ends the submission before there is a job; --resume auto finds the run where it was."""
+    """Whatever ends the submission before there is a job; --resume auto finds the run where it was."""
     run = project / "experiments" / "default"
     (run / "checkpoints").mkdir(parents=True)
     (run / "checkpoints" / "latest.pt").write_text("mine")
@@ -176,7 +176,7 @@ def test_a_refused_job_moves_no_earlier_run(project: Path, cluster: Path) -> Non
 
 @pytest.mark.slow
 def test_a_requeued_job_that_had_saved_nothing(project: Path, cluster: Path) -> None:
-    """CT-08, R-46: what its first start left is moved aside like an earlier run; it runs from the same code."""
+    """What its first start left is moved aside like an earlier run; it runs from the same code."""
     assert submit_in(project).returncode == 0
     run = project / "experiments" / "default"
     run.mkdir()

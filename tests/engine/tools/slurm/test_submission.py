@@ -27,13 +27,13 @@ def prepared(tmp_path: Path, cluster: Path, capsys: pytest.CaptureFixture[str]) 
 
 
 def test_processes_are_started_by_srun(prepared: Callable[..., tuple[Path, str]]) -> None:
-    """R-64: refused, with what would be right."""
+    """Refused, with what would be right."""
     with pytest.raises(UserError, match=r"srun starts the processes; use --slurm.tasks 2"):
         prepared("--dry-run", words=["--dist.processes", "2"])
 
 
 def test_the_lock_of_a_job_that_was_killed(prepared: Callable[..., tuple[Path, str]], tmp_path: Path) -> None:
-    """CT-08: the file is left, but nothing holds it."""
+    """The file is left, but nothing holds it."""
     lock = tmp_path / "run" / "run.lock"
     lock.parent.mkdir()
     lock.write_text("process 1 on node17")
@@ -43,13 +43,13 @@ def test_the_lock_of_a_job_that_was_killed(prepared: Callable[..., tuple[Path, s
 
 @pytest.mark.parametrize("text", ["", "a", "4-2", "1-", "1,,2", "0-4%", "-1", "0-4:0"])
 def test_a_list_of_tasks_that_is_none(text: str) -> None:
-    """R-46: refused with the forms that there are."""
+    """Refused with the forms that there are."""
     with pytest.raises(UserError, match=r"--slurm.array: .*0-99%4"):
         submit.array_tasks(text)
 
 
 def test_code_that_git_ignores(tmp_path: Path) -> None:
-    """R-48: a package is needed as it lies, with what is compiled in it; not so an environment."""
+    """A package is needed as it lies, with what is compiled in it; not so an environment."""
     packages = {"custom/__init__.py", "custom/kernels/build/a.so", "dist/__init__.py", "dist/part.py"}
     others = ["custom/__pycache__/a.pyc", "other.so", "outputs/big.bin", ".venv/pyvenv.cfg", ".venv/a.py"]
     for name in ("train.py", *packages, *others):
@@ -62,7 +62,7 @@ def test_code_that_git_ignores(tmp_path: Path) -> None:
 
 
 def test_too_much_for_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """R-48: data beside the code would be copied with each job; the message names the largest files."""
+    """Data beside the code would be copied with each job; the message names the largest files."""
     monkeypatch.setattr(snapshot, "MAX_SNAPSHOT_MB", 1)
     (tmp_path / "train.py").touch()
     (tmp_path / "video.bin").write_bytes(bytes(2**21))
@@ -81,7 +81,7 @@ def test_too_much_code_leaves_nothing(
 
 
 def test_folders_in_a_config_keep_their_meaning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """R-46: those that begin at the project's root, which is that of the copy in a job; the others begin where the
+    """Those that begin at the project's root, which is that of the copy in a job; the others begin where the
     command is given, and so does the job.
     """
     values = {
@@ -102,7 +102,7 @@ def test_folders_in_a_config_keep_their_meaning(tmp_path: Path, monkeypatch: pyt
 def test_a_new_run_from_the_weights_of_its_own_folder(
     prepared: Callable[..., tuple[Path, str]], tmp_path: Path
 ) -> None:
-    """CT-51: the folder would be moved away, with the weights in it, before the job begins."""
+    """The folder would be moved away, with the weights in it, before the job begins."""
     with pytest.raises(UserError, match="another --name"):
         prepared(words=["--resume", "auto", "--progress.start_epoch", "0"])
     best = tmp_path / "run" / "checkpoints" / "best.pt"
