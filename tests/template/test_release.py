@@ -34,7 +34,7 @@ Not in the notes.
 def clone(tmp_path: Path) -> Path:
     """A repository that is ready for 0.2.0, with one release before it."""
     folder = copy_of_template(tmp_path / "clone")
-    shutil.copytree(REPO / "tools", folder / "tools", ignore=shutil.ignore_patterns(*CACHES, "faults"))
+    shutil.copytree(REPO / "tools", folder / "tools", ignore=shutil.ignore_patterns(*CACHES))
     shutil.copy(REPO / ".gitignore", folder)
     (folder / "README.md").write_text("cookiecutter --checkout v0.2.0 ADDRESS\n")
     (folder / "CITATION.cff").write_text("cff-version: 1.2.0\nversion: 0.2.0\n")
