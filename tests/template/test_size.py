@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from support import TEMPLATE, Render
+from support import REPO, TEMPLATE, Render
 
 # Tokens of code, without comments and docstrings; lines are free, so write plain ones. "own": all Python but tests and
 # examples; "files": of any kind. Each number: the limit, which is what was reached and may only fall, and the aim.
@@ -18,6 +18,11 @@ SIZE = {
     ("core", "files"): (261, 170),
     ("all", "own"): (180_500, 160_000),
     ("all", "tests"): (82_000, 74_000),
+}
+WORDS = {
+    "README of the project": (4_212, 1_800),
+    "docs/ of the project": (31_083, 22_000),
+    "the template": (10_000, 10_000),
 }
 ANSWERS = {"core": {"parts": "core", "ops": "no"}, "all": {"parts": "all"}}
 # In 1,000 source lines of common/.
@@ -45,6 +50,16 @@ def test_lines_are_plain() -> None:
     thousands = sum(map(source_lines, texts)) / 1000
     over = {name: found[name] / thousands for name, (limit, _) in DENSITY.items() if found[name] / thousands > limit}
     assert not over, f"too dense: {over}"
+
+
+def test_pages_are_short() -> None:
+    pages = {
+        "README of the project": [TEMPLATE / "README.md"],
+        "docs/ of the project": [*TEMPLATE.glob("docs/**/*.md")],
+        "the template": [*REPO.glob("*.md"), *REPO.glob("docs/*.md")],
+    }
+    found = {name: sum(len(page.read_text("utf-8").split()) for page in some) for name, some in pages.items()}
+    assert {name: words for name, words in found.items() if words > WORDS[name][0]} == {}
 
 
 def test_your_room_is_yours() -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from support import TEMPLATE
 
-# Beside those that torch needs for a step: numpy, tqdm, sympy, ... Why each is there: docs/design.md, "The start".
+# Beside those that torch needs for a step: numpy, tqdm, sympy, ... A new one makes each start slower.
 PACKAGES = {"PIL", "annotated_types", "loguru", "pydantic", "pydantic_core", "typing_inspection", "yaml"}
 BARE = """
 import sys
