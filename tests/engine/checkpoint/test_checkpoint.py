@@ -9,6 +9,7 @@ import resource
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -214,6 +215,105 @@ def test_a_full_disk(runs: Runs, background: str) -> None:
     assert "Traceback" not in done.stderr
     assert same(before["model"], load(folder)["model"])
     assert not list((folder / "checkpoints").glob(".*"))
+
+
+OPERATIONS = ("os.link", "os.unlink", "os.replace", "os.rename", "pathlib.Path.replace", "os.fsync")
+
+
+def test_killed_before_each_operation_of_a_save(tmp_path: Path) -> None:
+    """There is a newest one, it is whole, and the one before it is another file; a resume finds the same."""
+    for number in range(1, 100):
+        folder = CheckpointFolder(tmp_path / str(number))
+        folder.folder.mkdir()
+        for step in (1, 2):
+            folder.save(state(step), step=step)
+        child = os.fork()
+        if child == 0:
+            count = 0
+
+            def die_at(real: Any) -> Any:
+                def call(*arguments: Any, **named: Any) -> Any:
+                    nonlocal count
+                    count += 1
+                    if count == number:
+                        os.kill(os.getpid(), signal.SIGKILL)
+                    return real(*arguments, **named)
+
+                return call
+
+            for name in OPERATIONS:
+                owner = Path if name.startswith("pathlib") else os
+                setattr(owner, name.rpartition(".")[2], die_at(getattr(owner, name.rpartition(".")[2])))
+            folder.save(state(3), step=3, best=True)
+            os._exit(0)
+        status = os.waitpid(child, 0)[1]
+        assert not folder.latest.samefile(folder.previous)
+        found = folder.newest()
+        assert found and found.path == folder.latest and found.step in (2, 3)
+        folder.clean()
+        folder.rewind_to(found)
+        assert not folder.previous.exists() or not folder.latest.samefile(folder.previous)
+        damage(folder.latest, "bit")
+        older = folder.newest()
+        assert older and older.step in (found.step - 1, found.step)
+        if status == 0:
+            break
+    assert number > 5 and found.step == 3
+
+
+def as_nobody(action: Any) -> Any:
+    """Call `action` as a user who is not root, for whom permissions count."""
+    if os.geteuid():
+        return action()
+    os.seteuid(65534)
+    try:
+        return action()
+    finally:
+        os.seteuid(0)
+
+
+@pytest.mark.parametrize("what", ["latest.pt", "previous.pt", "."])
+def test_without_permission_nothing_falls_back(what: str) -> None:
+    """A file or folder that cannot be read says nothing about its bytes."""
+    with tempfile.TemporaryDirectory() as name:
+        Path(name).chmod(0o777)
+        folder = CheckpointFolder(Path(name) / "checkpoints")
+        folder.folder.mkdir()
+        for step in (1, 2):
+            folder.save(state(step))
+        if what == "previous.pt":
+            damage(folder.latest, "cut")
+        (folder.folder / what).chmod(0)
+        with pytest.raises(UserError, match="cannot be read: Permission denied") as error:
+            as_nobody(folder.newest)
+        assert not isinstance(error.value, CheckpointError)
+        (folder.folder / what).chmod(0o755)
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (OSError(errno.ESTALE, "Stale file handle"), "Stale file handle"),
+        (RuntimeError("unable to mmap 123 bytes from file <x>: Cannot allocate memory (12)"), "unable to mmap"),
+        (RuntimeError("open file failed because of errno 24 on fopen: Too many open files"), "open file failed"),
+    ],
+)
+def test_what_pytorch_cannot_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, reason: str
+) -> None:
+    """It reports refused system calls as errors of its own, some of them while it handles another error."""
+
+    def fail(*_: Any, **__: Any) -> None:
+        try:
+            raise error
+        except type(error):
+            raise RuntimeError("something else") from None
+
+    folder = CheckpointFolder(tmp_path)
+    folder.save(state(1))
+    monkeypatch.setattr(torch, "load", fail)
+    with pytest.raises(UserError, match=f"latest.pt cannot be read: {reason}"):
+        folder.newest()
 
 
 def test_a_save_that_fails_leaves_both_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

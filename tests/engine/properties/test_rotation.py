@@ -22,6 +22,9 @@ OPERATIONS = ("os.link", "os.fsync", "shutil.copyfile", "pathlib.Path.replace", 
 JUNK = (b"", b"junk", bytes(2000))
 
 
+ASIDE = ("abandoned", "damaged")
+
+
 class Rotation(RuleBasedStateMachine):
     """The newest N, every K-th and the best are kept; the newest whole one is found, after a kill at any operation too.
 
@@ -47,7 +50,7 @@ class Rotation(RuleBasedStateMachine):
 
     def newest(self) -> int | None:
         """Return the step to resume from: that of latest.pt, else the highest that is whole; None without any."""
-        whole = [step for name, step in self.files.items() if step is not None and not name.startswith("abandoned")]
+        whole = [step for name, step in self.files.items() if step is not None and not name.startswith(ASIDE)]
         latest = self.files.get("latest.pt")
         return latest if latest is not None else max(whole, default=None)
 
@@ -121,7 +124,8 @@ class Rotation(RuleBasedStateMachine):
         left = {path.name: read(path) for path in self.path.glob("[!.]*.pt")}
         for name in left.keys() | before.keys() | self.files.keys():
             assert left.get(name, "none") in (before.get(name, "none"), self.files.get(name, "none")), name
-        loaded = self.folder.newest() if any(step is not None for step in left.values()) else None
+        usable = [name for name, step in left.items() if step is not None and not name.startswith(ASIDE)]
+        loaded = self.folder.newest() if usable else None
         assert (loaded.step if loaded else None) in (old, self.step)
         assert old is None or loaded is not None
         self.files = left
@@ -147,7 +151,7 @@ class Rotation(RuleBasedStateMachine):
     @precondition(lambda self: any(step is not None for step in self.files.values()))
     @rule(data=st.data())
     def resume_from_an_earlier_one(self, data: st.DataObject) -> None:
-        whole = sorted(name for name, step in self.files.items() if step is not None and name[:5] != "aband")
+        whole = sorted(name for name, step in self.files.items() if step is not None and not name.startswith(ASIDE))
         if whole:
             path = self.path / data.draw(st.sampled_from(whole))
             self.go_on_from(LoadedCheckpoint(path, read_checkpoint(path)))
@@ -157,16 +161,21 @@ class Rotation(RuleBasedStateMachine):
         self.step = checkpoint.step
         after = {path.name: read(path) for path in self.path.glob("*.pt")}
         assert after["latest.pt"] == self.step
-        usable = {name: step for name, step in after.items() if not name.startswith("abandoned") and step is not None}
+        usable = {name: step for name, step in after.items() if not name.startswith(ASIDE) and step is not None}
         assert max(usable.values()) == self.step, "nothing newer is left that a later resume could take"
         kept = [step for step in self.files.values() if step is not None]
         assert set(kept) <= set(after.values()), "nothing is deleted"
         for name, step in self.files.items():
-            if step is not None and step <= self.step and name != "latest.pt":
+            if step is not None and step <= self.step and name not in ("latest.pt", "previous.pt"):
                 assert after[name] == step, "what is not newer stays where it is"
         self.files = after
 
     # --- what always holds
+
+    @invariant()
+    def one_damaged_block_leaves_another_file(self) -> None:
+        if hasattr(self, "path") and {"latest.pt", "previous.pt"} <= self.files.keys():
+            assert not self.folder.latest.samefile(self.folder.previous)
 
     @invariant()
     def files_are_those_of_the_model(self) -> None:
@@ -176,7 +185,7 @@ class Rotation(RuleBasedStateMachine):
     @invariant()
     def the_newest_is_found(self) -> None:
         if hasattr(self, "path"):
-            usable = [name for name in self.files if not name.startswith("abandoned")]
+            usable = [name for name in self.files if not name.startswith(ASIDE)]
             try:
                 loaded = self.folder.newest()
             except CheckpointError:

@@ -1,10 +1,14 @@
 """One checkpoint file: written atomically, and read with its checksums verified."""
 
+import errno
 import os
 import pickle
+import re
 import shutil
+import stat
 import zipfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -22,25 +26,26 @@ from common.run.paths import RunPaths
 FORMAT = 1
 # By number: converts a checkpoint of that format into one of the next.
 READERS: dict[int, Callable[[Mapping[str, Any]], dict[str, Any]]] = {}
+# How PyTorch reports that the system refused to open a file, or to map it into memory.
+_REFUSED = re.compile(r"unable to (open|mmap)|because of errno|can't allocate memory")
 
 
 class CheckpointError(UserError):
-    """A file that is missing, damaged, or not a checkpoint."""
+    """A file that is missing, damaged, or not a checkpoint. A file that the system cannot read is another error."""
 
 
 def write_checkpoint(state: Mapping[str, Any], *paths: Path, previous: Path | None = None) -> None:
     """Write `state` to the first path and link it to the others, each complete or absent.
 
-    What the first path held becomes `previous`, once the new file is complete: the fallback if that is damaged later.
-
     Written to a temporary file, flushed to disk, then renamed: the old file stays until the new one is complete.
+    Then it becomes `previous`, the fallback if the new one is damaged later: never the same file under two names.
 
     Raises:
         UserError: a value in it could not be loaded again with `weights_only=True`.
         OSError: the disk is full, the folder is read-only, ...; nothing half-written is left behind.
     """
-    safe = map_leaves(state, _plain)
-    with atomic_file(paths[0]) as file:
+    safe = map_leaves(state, plain)
+    with _kept_as(paths[0], previous), atomic_file(paths[0]) as file:
         try:
             torch.save(safe, file)
         except RuntimeError as error:
@@ -50,13 +55,26 @@ def write_checkpoint(state: Mapping[str, Any], *paths: Path, previous: Path | No
             raise
         file.flush()
         os.fsync(file.fileno())
-        if previous is not None and paths[0].is_file():
-            link_file(paths[0], previous)
         for link in paths[1:]:
             link_file(Path(file.name), link)
 
 
-def _plain(value: Any, path: tuple[Any, ...]) -> Any:
+@contextmanager
+def _kept_as(path: Path, kept: Path | None) -> Iterator[None]:
+    """Keep what `path` holds as `kept`, once the block has replaced it."""
+    if kept is None or not path.is_file():
+        yield
+        return
+    beside = _beside(kept)
+    try:
+        _link_or_copy(path, beside)
+        yield
+        beside.replace(kept)
+    finally:
+        beside.unlink(missing_ok=True)
+
+
+def plain(value: Any, path: tuple[Any, ...]) -> Any:
     """`value` as a type that loads without executing code. Raises `UserError` for other types (a NumPy number)."""
     if value is None:
         return None
@@ -74,17 +92,25 @@ def _plain(value: Any, path: tuple[Any, ...]) -> Any:
 
 def link_file(source: Path, path: Path) -> None:
     """Link `source` as `path`, atomically; an existing file is replaced."""
-    beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    beside.unlink(missing_ok=True)
+    beside = _beside(path)
     try:
-        try:
-            os.link(source, beside)
-        except OSError:  # a file system without hard links
-            shutil.copyfile(source, beside)
+        _link_or_copy(source, beside)
         beside.replace(path)
     finally:
         # Left over after a failure, or if `path` was the same file already, since a rename then does nothing.
         beside.unlink(missing_ok=True)
+
+
+def _beside(path: Path) -> Path:
+    return path.with_name(f".{path.name}.{os.getpid()}.tmp")
+
+
+def _link_or_copy(source: Path, path: Path) -> None:
+    path.unlink(missing_ok=True)
+    try:
+        os.link(source, path)
+    except OSError:  # a file system without hard links
+        shutil.copyfile(source, path)
 
 
 def read_checkpoint(path: Path) -> dict[str, Any]:
@@ -92,7 +118,7 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
 
     Raises:
         CheckpointError: it is missing, damaged (truncated, a flipped bit), or not a checkpoint of this project.
-        UserError: see `current`.
+        UserError: see `current`; or the system cannot read it.
     """
     state = load_archive(path)
     if not is_checkpoint(state):
@@ -145,8 +171,9 @@ def load_archive(path: Path) -> Any:
 
     Raises:
         CheckpointError: the file is missing or damaged, or loading it would execute code.
+        UserError: the system cannot read it: nothing is known about its bytes.
     """
-    if not path.is_file():
+    if not _is_there(path):
         root = RunPaths.of_checkpoint(path if path.suffix == ".pt" else path / "x.pt").root
         moved = sorted(map(str, root.parent.glob(f"{root.name}_[0-9]*-*")), reverse=True)
         near = {"its folder has": sorted(file.name for file in path.parent.glob("*.pt")), "earlier runs": moved[:3]}
@@ -160,6 +187,8 @@ def load_archive(path: Path) -> Any:
         if damaged is None:
             return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except Exception as error:
+        if reason := _read_error(error):
+            raise unreadable(path, reason) from error
         reason = f"it is not a checkpoint, or was truncated while being written or copied ({error})".partition("\n")[0]
         if isinstance(error, pickle.UnpicklingError):
             reason = "it holds Python objects, whose loading could run code; save torch.save(model.state_dict(), path)"
@@ -167,10 +196,45 @@ def load_archive(path: Path) -> Any:
     raise CheckpointError(f"{path} is damaged: the checksum of {damaged} is wrong")
 
 
+def _is_there(path: Path) -> bool:
+    try:
+        return stat.S_ISREG(path.stat().st_mode)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError as error:
+        raise unreadable(path, str(error.strerror)) from error
+
+
+def _read_error(error: BaseException | None) -> str:
+    """Return why the system could not read a file, whatever its bytes; "" if it could. Errors may hide one another."""
+    while error is not None:
+        if isinstance(error, OSError) and error.errno not in (None, errno.EINVAL):  # wrong bytes lead to wrong offsets
+            return str(error.strerror)
+        if isinstance(error, MemoryError) or _REFUSED.search(str(error)):
+            return str(error).partition("\n")[0] or "out of memory"
+        error = error.__cause__ or error.__context__
+    return ""
+
+
+def unreadable(path: Path, reason: str) -> UserError:
+    """Return the error for a file or folder that may be whole, but cannot be read now."""
+    return UserError(
+        f"{path} cannot be read: {reason}. It may be whole, so no older checkpoint is taken in its place, and nothing "
+        "was changed; repair the access and start again, or name another file: --resume FILE"
+    )
+
+
 def step_of(path: Path) -> int:
-    """Return the optimizer step of a checkpoint, read without its tensors; -1 if it cannot be read."""
+    """Return the optimizer step of a checkpoint, read without its tensors; -1 if it is missing or damaged.
+
+    Raises `UserError` if the system cannot read it.
+    """
+    if not _is_there(path):
+        return -1
     try:
         state = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
         return int(state["position"]["step"])
-    except Exception:  # noqa: BLE001 - missing, or damaged in any way; `load_archive` says how
+    except Exception as error:  # damaged in any way; `load_archive` says how
+        if reason := _read_error(error):
+            raise unreadable(path, reason) from error
         return -1

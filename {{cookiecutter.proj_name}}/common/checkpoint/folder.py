@@ -1,7 +1,8 @@
 """The checkpoints of one run: which are kept, and which to resume from."""
 
+import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 from loguru import logger
 
 from common.base.files import unused_path
-from common.checkpoint.file import CheckpointError, link_file, read_checkpoint, step_of, write_checkpoint
+from common.checkpoint.file import CheckpointError, link_file, read_checkpoint, step_of, unreadable, write_checkpoint
 from common.distributed import Rank, from_main
 
 _NUMBERED = re.compile(r"step_(\d+)\.pt")
@@ -17,10 +18,11 @@ _NUMBERED = re.compile(r"step_(\d+)\.pt")
 
 @dataclass(frozen=True)
 class LoadedCheckpoint:
-    """A checkpoint that a run starts from: its file and its state."""
+    """A checkpoint that a run starts from: its file, its state, and the newer files whose bytes are wrong."""
 
     path: Path
     state: dict[str, Any]
+    damaged: tuple[Path, ...] = ()
 
     @property
     def step(self) -> int:
@@ -54,8 +56,14 @@ class CheckpointFolder:
 
     def numbered_files(self) -> list[tuple[int, Path]]:
         """Step and file of each `step_*.pt`, oldest first; by number, since dates and text order are unreliable."""
-        matches = ((_NUMBERED.fullmatch(path.name), path) for path in self.folder.glob("step_*.pt"))
-        return sorted((int(match[1]), path) for match, path in matches if match)
+        matches = [match for match in map(_NUMBERED.fullmatch, self._names()) if match]
+        return sorted((int(match[1]), self.folder / match[0]) for match in matches)
+
+    def _names(self) -> list[str]:
+        try:
+            return os.listdir(self.folder)  # unlike glob, it fails if the folder cannot be read
+        except (FileNotFoundError, NotADirectoryError):
+            return []
 
     def _older(self) -> list[Path]:
         return [self.previous, self.best, *(path for _, path in self.numbered_files())]
@@ -83,19 +91,27 @@ class CheckpointFolder:
         """Make `checkpoint`, of this run, the latest; later ones are renamed to `abandoned_...`, and never deleted.
 
         Otherwise the later files would count as the newest: a run killed before its next save would resume from them.
+        Damaged ones are renamed to `damaged_...`. Raises `UserError` if one of the files cannot be read.
         """
-        aside = [path for path in self._older() if step_of(path) > checkpoint.step]
         is_latest = self.latest.is_file() and self.latest.samefile(checkpoint.path)
-        if not is_latest and step_of(self.latest) >= 0:
-            aside.append(self.latest)
-        for path in aside:
-            kept = unused_path(path.with_name(f"abandoned_{path.stem}"), path.suffix)
-            logger.warning(
-                "{} (step {}) is newer than the checkpoint being resumed; renamed to {}", path, step_of(path), kept.name
-            )
-            path.replace(kept)
-        if not is_latest:
+        for path in [*self._older(), *([] if is_latest else [self.latest])]:
+            step = step_of(path)
+            if path in checkpoint.damaged or (step < 0 and path == self.latest and path.exists()):
+                self._set_aside(path, "damaged", "is damaged")
+            elif step > checkpoint.step or (step >= 0 and path == self.latest):
+                relation = "newer than" if step > checkpoint.step else "not"
+                self._set_aside(path, "abandoned", f"(step {step}) is {relation} the checkpoint being resumed")
+        if is_latest:
+            return
+        if self.previous.is_file() and self.previous.samefile(checkpoint.path):
+            self.previous.replace(self.latest)  # a link would make both the same file
+        else:
             link_file(checkpoint.path, self.latest)
+
+    def _set_aside(self, path: Path, why: str, said: str) -> None:
+        kept = unused_path(path.with_name(f"{why}_{path.stem}"), path.suffix)
+        logger.warning("{} {}; renamed to {}", path, said, kept.name)
+        path.replace(kept)
 
     def clean(self) -> None:
         """Remove the unfinished files of a killed process. Only for the process that holds the run's lock."""
@@ -109,25 +125,36 @@ class CheckpointFolder:
         None when there is no file at all.
 
         Raises:
-            CheckpointError: there are files, and none can be loaded.
+            CheckpointError: there are files, and all are damaged.
+            UserError: the system cannot read a file or the folder: whether an older one should be used is unknown.
         """
-        older = sorted(self._older(), key=step_of, reverse=True)
-        paths = [path for path in (self.latest, *older) if path.is_file()]
-        for path in paths:
-            try:
-                checkpoint = LoadedCheckpoint(path, read_checkpoint(path))
-            except CheckpointError as error:
-                logger.warning("{}; trying the one before it", error)
-                continue
-            if path != self.latest:
-                logger.warning("using {}, step {}", path, checkpoint.step)
-            return checkpoint
-        if paths:
+        damaged = list[Path]()
+        try:
+            for path in self._newest_first():
+                try:
+                    checkpoint = LoadedCheckpoint(path, read_checkpoint(path), tuple(damaged))
+                except CheckpointError as error:
+                    logger.warning("{}; trying the one before it", error)
+                    damaged.append(path)
+                    continue
+                if path != self.latest:
+                    logger.warning("using {}, step {}", path, checkpoint.step)
+                return checkpoint
+        except OSError as error:
+            raise unreadable(self.folder, str(error.strerror)) from error
+        if damaged:
             raise CheckpointError(
                 f"none of the checkpoints in {self.folder} can be loaded; to start again give the run another --name, "
                 "or omit --resume; the existing folder will be renamed"
             )
         return None
+
+    def _newest_first(self) -> Iterator[Path]:
+        """Yield the files, `latest.pt` first. The others are only looked at if it is damaged or missing."""
+        names = self._names()
+        if self.latest.name in names:
+            yield self.latest
+        yield from sorted((path for path in self._older() if path.name in names), key=step_of, reverse=True)
 
 
 def best_in(path: Path) -> Path:

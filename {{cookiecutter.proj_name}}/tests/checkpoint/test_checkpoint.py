@@ -1,5 +1,7 @@
 """Checkpoints that cannot be lost, and files of weights."""
 
+import errno
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,11 @@ from common.checkpoint.file import read_checkpoint
 from common.checkpoint.folder import CheckpointFolder
 import train
 from tests.conftest import Runs, load, metrics, same
+
+
+SAVES = [
+    "--progress.epoch_save_latest", "1step", "--progress.epoch_val", "-1", "--progress.epoch_save_checkpoint", "-1",
+]  # fmt: skip
 
 
 def state(step: int, size: int = 1) -> dict[str, Any]:
@@ -33,21 +40,52 @@ def damage(path: Path, how: str) -> None:
 @pytest.mark.parametrize("how", ["empty", "zeros", "cut", "bit"])
 def test_a_damaged_newest_falls_back(runs: Runs, how: str) -> None:
     """The one before is used, with a warning that names the file; the result is that of the uncut run."""
-    words = [
-        "--progress.epoch_save_latest",
-        "1step",
-        "--progress.epoch_val",
-        "-1",
-        "--progress.epoch_save_checkpoint",
-        "-1",
-    ]
-    uncut = load(runs.train(*words, name="uncut"))
-    folder = runs.train(*words, "--progress.max_steps", "4")
+    uncut = load(runs.train(*SAVES, name="uncut"))
+    folder = runs.train(*SAVES, "--progress.max_steps", "4")
     damage(folder / "checkpoints" / "latest.pt", how)
-    runs.train(*words, "--resume", "auto")
+    runs.train(*SAVES, "--resume", "auto")
     log = (folder / "train.log").read_text()
     assert "latest.pt" in log and "trying the one before it" in log and "previous.pt, step 3" in log
     assert same(uncut["model"], load(folder)["model"])
+    assert (folder / "checkpoints" / "damaged_latest.pt").is_file()
+
+
+@pytest.mark.parametrize("error", [OSError(errno.EIO, "Input/output error"), MemoryError("out of memory")])
+def test_what_cannot_be_read_is_not_replaced(runs: Runs, monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+    """The resume ends with the reason; no older file takes the place of the newest, which may be whole."""
+    folder = runs.train(*SAVES, "--progress.max_steps", "4") / "checkpoints"
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    whole = zipfile.ZipFile
+
+    def broken(path: Path, *more: Any) -> zipfile.ZipFile:
+        if path.name == "latest.pt":
+            raise error
+        return whole(path, *more)
+
+    with monkeypatch.context() as patch, pytest.raises(UserError, match=f"latest.pt cannot be read: {error.args[-1]}"):
+        patch.setattr(zipfile, "ZipFile", broken)
+        runs.train(*SAVES, "--resume", "auto")
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+    runs.train(*SAVES, "--resume", "auto")
+    assert "resumed at step 4" in (runs.root / "run" / "train.log").read_text()
+
+
+def test_the_one_before_is_another_file(tmp_path: Path) -> None:
+    """Not a second name of the newest: one damaged block cannot take both, also after falling back."""
+    folder = CheckpointFolder(tmp_path)
+    for step in (1, 2, 3):
+        folder.save(state(step), best=True)
+    assert read_checkpoint(folder.previous)["position"]["step"] == 2
+    assert not folder.latest.samefile(folder.previous)
+    damage(folder.latest, "bit")
+    found = folder.newest()
+    assert found and found.path == folder.best
+    damage(folder.best, "bit")
+    found = folder.newest()
+    assert found and found.path == folder.previous
+    folder.rewind_to(found)
+    names = {path.name: path.stat().st_nlink for path in tmp_path.iterdir()}
+    assert names == {"latest.pt": 1, "damaged_latest.pt": 1, "damaged_best.pt": 1}
 
 
 def test_what_is_kept(tmp_path: Path) -> None:
