@@ -229,13 +229,12 @@ def test_killed_before_each_operation_of_a_save(tmp_path: Path) -> None:
             folder.save(state(step), step=step)
         child = os.fork()
         if child == 0:
-            count = 0
+            left = [number]
 
-            def die_at(real: Any) -> Any:
+            def die_at(real: Any, left: list[int] = left) -> Any:
                 def call(*arguments: Any, **named: Any) -> Any:
-                    nonlocal count
-                    count += 1
-                    if count == number:
+                    left[0] -= 1
+                    if not left[0]:
                         os.kill(os.getpid(), signal.SIGKILL)
                     return real(*arguments, **named)
 

@@ -14,7 +14,6 @@ from common.checkpoint.folder import CheckpointFolder
 import train
 from tests.conftest import Runs, load, metrics, same
 
-
 SAVES = [
     "--progress.epoch_save_latest", "1step", "--progress.epoch_val", "-1", "--progress.epoch_save_checkpoint", "-1",
 ]  # fmt: skip
@@ -62,10 +61,11 @@ def test_what_cannot_be_read_is_not_replaced(runs: Runs, monkeypatch: pytest.Mon
             raise error
         return whole(path, *more)
 
-    with monkeypatch.context() as patch, pytest.raises(UserError, match=f"latest.pt cannot be read: {error.args[-1]}"):
-        patch.setattr(zipfile, "ZipFile", broken)
+    monkeypatch.setattr(zipfile, "ZipFile", broken)
+    with pytest.raises(UserError, match=f"latest.pt cannot be read: {error.args[-1]}"):
         runs.train(*SAVES, "--resume", "auto")
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+    monkeypatch.undo()
     runs.train(*SAVES, "--resume", "auto")
     assert "resumed at step 4" in (runs.root / "run" / "train.log").read_text()
 
