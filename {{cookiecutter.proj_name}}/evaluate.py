@@ -8,6 +8,7 @@ from typing import NoReturn
 
 from common import distributed
 from common.base.errors import UserError
+from common.base.files import without_tilde
 from common.base.text import label, number
 from common.build import build_evaluation, check_classes
 from common.checkpoint.file import read_checkpoint
@@ -47,17 +48,19 @@ def main(argv: list[str]) -> int:
         return code
     rank = distributed.find_rank(config.gpu_ids, config.dist)
     set_up_process(config.dist, rank)
-    path = best_in(Path(config.model_pt or which_checkpoint()).expanduser())
+    path = best_in(without_tilde(config.model_pt or which_checkpoint(), "model_pt"))
     folder = eval_dir(config.dir, path, config.split, PROJECT)
     with distributed_run(rank, config.dist, resolved.values) as rank, error_files(rank, folder), explain_errors():
         for text in resolved.warnings if rank.is_main else ():
             logger.warning("{}", text)
-        evaluate(config, path, folder, rank)
+        text = evaluate(config, path, folder, rank)
+    if rank.is_main:  # when all is written: whoever reads the output may have left
+        print(text)
     return 0
 
 
-def evaluate(config: EvalConfig, path: Path, folder: Path, rank: Rank) -> None:
-    """Build the parts that the config names, evaluate, report."""
+def evaluate(config: EvalConfig, path: Path, folder: Path, rank: Rank) -> str:
+    """Build the parts that the config names, evaluate, and write the files. Returns the report; "" on other ranks."""
     setup_log(config.monitor.log_level, config.monitor.levels, rank=rank.rank)
     trained = load_task(config, path, read_checkpoint(path), rank)
     loaders = build_evaluation(config, config.split, rank, trained.seed)
@@ -68,8 +71,7 @@ def evaluate(config: EvalConfig, path: Path, folder: Path, rank: Rank) -> None:
     result = evaluator.run(loaders, max_pictures=config.progress.max_samples_eval)
     for loader in loaders:
         loader.close()
-    if rank.is_main:
-        report(result, config, path, folder, trained.position)
+    return report(result, config, path, folder, trained.position) if rank.is_main else ""
 
 
 def check_command(argv: list[str]) -> None:
@@ -77,7 +79,7 @@ def check_command(argv: list[str]) -> None:
     options = {word.partition("=")[0] for word in argv}
     if options & {"--config", "--configs", "-c", "--help", "-h", "--list"} or stored_config(argv, "--model_pt"):
         return
-    path = best_in(Path(option_value(argv, "--model_pt") or which_checkpoint()).expanduser())
+    path = best_in(without_tilde(option_value(argv, "--model_pt") or which_checkpoint(), "model_pt"))
     read_checkpoint(path)
     raise UserError(
         f"there is no config.yaml in the run folder of {path}; take the config from the checkpoint:\n"
@@ -91,18 +93,18 @@ def which_checkpoint() -> NoReturn:
     raise UserError("model_pt: which checkpoint? python evaluate.py --model_pt experiments/<name>/checkpoints/best.pt")
 
 
-def report(result: SplitResult, config: EvalConfig, path: Path, folder: Path, position: Mapping[str, int]) -> None:
-    """Print the numbers, and write them and the pictures to `folder`."""
+def report(result: SplitResult, config: EvalConfig, path: Path, folder: Path, position: Mapping[str, int]) -> str:
+    """Write the numbers and the pictures to `folder`. Returns the numbers as tables."""
     about = {"checkpoint": str(path), "split": config.split, "step": position["step"], "epoch": position["epoch"]}
     logger.info("{} of {}, epoch {epoch}, step {step}", config.split, shown(path), **position)
-    for name, measured in result.sets.items():
-        print(f"{name}:\n{table(measured)}" if name else table(measured), flush=True)
     try:
         write_evaluation(folder, result, **about)
     except OSError as error:
         raise UserError(f"the evaluation's folder {folder} cannot be written: {error}; see --dir.eval_dir") from error
     pictures = sum(len(measured.pictures) for measured in result.sets.values())
     logger.info("metrics.json and {} picture{} are in {}", pictures, "s" * (pictures != 1), shown(folder))
+    tables = {name: table(measured) for name, measured in result.sets.items()}
+    return "\n".join(f"{name}:\n{text}" if name else text for name, text in tables.items())
 
 
 def table(result: SetResult) -> str:

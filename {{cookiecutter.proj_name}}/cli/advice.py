@@ -19,7 +19,7 @@ from common.config.names import join_names
 from common.failure.program import TrainingError
 from common.failure.report import HINT
 from common.task import Task
-from cli.advice_texts import ADVICE, BROADCAST, MACHINE, WITHOUT_TASK
+from cli.advice_texts import ADVICE, BROADCAST, WITHOUT_TASK
 
 
 @contextmanager
@@ -64,9 +64,6 @@ def _notes(error: Exception, frames: Sequence[FrameType]) -> Iterator[str]:
             model = None if task is None else task.model
             yield HINT + advice.format(forward=_where(model, "forward"), output=_where(task, "output"))
             return
-    yield from [
-        HINT + advice for pattern, advice in MACHINE.items() if re.search(pattern, f"{text}\n{error}", re.IGNORECASE)
-    ][:1]
 
 
 def describe(value: Any) -> str:

@@ -56,17 +56,3 @@ ADVICE = {
     ),
 }
 WITHOUT_TASK = (UNEQUAL, "default_collate")  # in reading a batch
-# Patterns and advice, as above, for errors of the machine and of the workers.
-MACHINE = {
-    "Cannot re-initialize CUDA in forked|CUDA error: initialization error": (
-        "a worker process that was forked cannot use the GPU: keep the dataset on the CPU, or start workers with "
-        "--loader.start_method forkserver, or use none (--num_workers 0)"
-    ),
-    "DataLoader timed out": "a batch took longer than loader.timeout: raise it, or use more --num_workers",
-    "out of memory|can't allocate memory": "smaller batch_size (raise optim.accumulate), or model; precision.mode bf16",
-    "worker.*(killed|exited unexpectedly)|bus error": (
-        "a worker was killed, probably out of memory (see dmesg; in a container, also /dev/shm): use fewer "
-        "--num_workers, a smaller loader.prefetch or batch_size; --num_workers 0 shows an error of its own"
-    ),
-    "device-side assert|Target .* out of bounds": "label >= the number of classes? Rerun with CUDA_LAUNCH_BLOCKING=1",
-}

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from common.base.files import without_tilde
 from common.config import section
 from common.distributed import Rank
 from common.failure.monitor import print_failure
@@ -27,7 +28,7 @@ class EvalConfig(Config):
 def eval_dir(config: DirConfig, checkpoint: Path, split: str, project: Path) -> Path:
     """Return the output folder for a checkpoint and a split; splits other than eval get their own folder."""
     if config.eval_dir is not None:
-        return project / Path(config.eval_dir).expanduser()
+        return project / without_tilde(config.eval_dir, "dir.eval_dir")
     name = checkpoint.stem if split == "eval" else f"{checkpoint.stem}_{split}"
     return RunPaths.of_checkpoint(checkpoint).eval / name
 

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+from common.base.files import without_tilde
 from common.config import Resolved, option_value
 from common.distributed import is_launched
 from common.run.paths import PROJECT, RunPaths
@@ -32,7 +33,7 @@ def stored_config(argv: Sequence[str], option: str) -> Path | None:
     value = option_value(argv, option)
     if not value or value == "auto":  # the run that the config names, and the config is not known yet
         return None
-    path = Path(value).expanduser()
+    path = without_tilde(value, option.removeprefix("--"))
     folder = RunPaths.of_checkpoint(path / "x.pt" if path.is_dir() else path)
     attempts = read_attempts(folder)
     file = folder.root / attempts[-1]["config"] if attempts else folder.config_file

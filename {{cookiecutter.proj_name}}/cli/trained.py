@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from common.base.errors import UserError
+from common.base.files import without_tilde
 from common.base.text import label
 from common.build import build_task
 from common.checkpoint.file import read_checkpoint
@@ -68,7 +69,7 @@ def load_trained(model_pt: str | Path, options: Sequence[str] = ()) -> Trained:
     Raises:
         UserError: there is no checkpoint, or an option is wrong.
     """
-    path = best_in(Path(model_pt).expanduser())
+    path = best_in(without_tilde(model_pt, "model_pt"))
     state = read_checkpoint(path)
     given = option_value(options, "--config")
     resolved = resolve(Config, [given], options) if given else config_in(state, options, f"the config in {path}")

@@ -9,6 +9,26 @@ from pathlib import Path
 from types import FrameType
 
 
+def _open_closed_streams() -> None:
+    """Connect standard input, output and error to /dev/null where the shell has closed them, as by `>&-`.
+
+    Otherwise the next file to be opened, such as a checkpoint, would get the number of the closed one, and with it
+    what libraries print.
+    """
+    for descriptor, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # gets the lowest free number, which is this one
+            os.set_inheritable(descriptor, True)
+        if getattr(sys, name) is None:
+            stream = open(descriptor, mode, encoding="utf-8", errors="backslashreplace", closefd=False)  # noqa: SIM115
+            setattr(sys, name, stream)
+
+
+_open_closed_streams()
+
+
 def _leave(number: int, frame: FrameType | None) -> None:
     """Exit on Ctrl-C during the imports, which take seconds: a library might catch an exception."""
     os.write(2, b"interrupted before the start\n")

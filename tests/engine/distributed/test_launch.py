@@ -63,6 +63,7 @@ def test_who_wins() -> None:
     assert read_launch({**SLURM, **TORCHRUN}, "none") is None
 
 
+KUBEFLOW = {"RANK": "0", "MASTER_ADDR": "job-master-0", "MASTER_PORT": "23456"}
 LEFT_OVER = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "MASTER_ADDR": "node9", "MASTER_PORT": "1"}
 
 
@@ -90,10 +91,19 @@ def test_the_setting_wins(runs: Runs, monkeypatch: pytest.MonkeyPatch, words: li
 @pytest.mark.parametrize(
     ("variables", "launcher", "message"),
     [
-        ({"RANK": "0", "WORLD_SIZE": "2"}, "auto", ["LOCAL_RANK should be an integer", "''"]),
-        ({**TORCHRUN, "RANK": "one"}, "auto", ["RANK should be an integer", "'one'"]),
+        ({"RANK": "0", "WORLD_SIZE": "2"}, "auto", ["LOCAL_RANK ''", "an integer"]),
+        ({**TORCHRUN, "RANK": "one"}, "auto", ["RANK 'one'", "an integer"]),
         ({**SLURM, **TORCHRUN, "TORCHELASTIC_RUN_ID": ""}, "auto", None),
         ({}, "slurm", ["dist.launcher: slurm", "not set"]),
+        ({"WORLD_SIZE": "4"}, "auto", ["RANK ''", "LOCAL_RANK ''", "MASTER_PORT ''"]),
+        ({"LOCAL_RANK": "0"}, "auto", ["RANK ''", "WORLD_SIZE ''"]),
+        ({**KUBEFLOW, "WORLD_SIZE": "2"}, "auto", ["LOCAL_RANK ''", "LOCAL_WORLD_SIZE=1"]),
+        ({"PMI_RANK": "0", "PMI_SIZE": "2"}, "auto", ["MPI_LOCALRANKID ''", "MPI_LOCALNRANKS ''"]),
+        ({"OMPI_COMM_WORLD_RANK": "0"}, "auto", ["OMPI_COMM_WORLD_SIZE ''"]),
+        ({"SLURM_STEP_ID": "0", "SLURM_PROCID": "0"}, "auto", ["SLURM_NODEID ''"]),
+        ({"SLURM_STEP_ID": "0", "SLURM_PROCID": "0", "SLURM_NODEID": "1"}, "auto", ["SLURM_STEP_NUM_TASKS ''"]),
+        ({**TORCHRUN, "RANK": "4"}, "auto", ["RANK=4 of WORLD_SIZE=4"]),
+        ({**TORCHRUN, "LOCAL_RANK": "-1"}, "auto", ["LOCAL_RANK=-1"]),
     ],
 )
 def test_contradictions(variables: dict[str, str], launcher: str, message: list[str] | None) -> None:
@@ -105,6 +115,42 @@ def test_contradictions(variables: dict[str, str], launcher: str, message: list[
         read_launch(variables, launcher)
     for part in message:
         assert part in str(error.value)
+    assert str(error.value).endswith("to train in this process alone: --dist.launcher none")
+
+
+@pytest.mark.parametrize(
+    "variables",
+    [{"WORLD_SIZE": "1"}, {**KUBEFLOW, "WORLD_SIZE": "1"}, {"PMI_RANK": "0", "PMI_SIZE": "1"}],
+    ids=str,
+)
+def test_variables_of_a_single_process(variables: dict[str, str]) -> None:
+    """They say nothing, so the others need not be there."""
+    assert read_launch(variables) is None
+
+
+def test_missing_ranks_are_named_before_the_timeout(
+    runs: Runs, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In a shell of `srun --pty`, the other tasks do not run train.py."""
+    monkeypatch.setattr("common.distributed.group._REPORT_AFTER_S", 0.1)
+    variables = {
+        **{f"SLURM_{name}": "0" for name in ("STEP_ID", "PROCID", "LOCALID", "NODEID")},
+        **{f"SLURM_STEP_{name}": "4" for name in ("NUM_TASKS", "TASKS_PER_NODE", "NODELIST")},
+    }
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(UserError, match=r"rank 1, 2, 3 of 4 did not arrive.*--dist.launcher none"):
+        runs.train("--dist.timeout", "1")
+    text = capsys.readouterr().err
+    assert "for rank 1, 2, 3 of 4" in text and "--dist.launcher none" in text
+
+
+def test_a_host_that_does_not_reach_itself(runs: Runs) -> None:
+    """Without its loopback interface, the launcher's own store gives up after dist.timeout."""
+    words = runs.words("--dist.processes", "2", "--dist.timeout", "1")
+    done = run(["unshare", "--net", "--map-root-user", sys.executable, "train.py", *words])
+    assert done.returncode == 2, done.stderr
+    assert "loopback" in done.stderr
 
 
 @pytest.mark.parametrize(

@@ -42,6 +42,18 @@ def atomic_file(path: Path) -> Iterator[BinaryIO]:
         raise
 
 
+def without_tilde(path: str | Path, key: str) -> Path:
+    """Return `path`, the value of `key`, with a `~` at its beginning replaced by the user's home folder.
+
+    Raises:
+        UserError: this user has none: in a container, a user id is often without an entry in /etc/passwd.
+    """
+    whole = os.path.expanduser(path)
+    if whole.startswith("~"):
+        raise UserError(f"{key}: {path}: this user has no known home folder; set HOME, or write the whole path")
+    return Path(whole)
+
+
 @contextmanager
 def output_file(path: Path) -> Iterator[None]:
     """Make an `OSError` of the block a `UserError`: for writing `path`, which the command line named."""

@@ -6,14 +6,39 @@ import select
 import signal
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from pathlib import Path
 
 EXIT_REQUEUE = 75  # EX_TEMPFAIL of sysexits.h: saved, to be continued; a scheduler should start the job again
 
 
 def available_cores() -> int:
-    """Cores this process may use; under Slurm or in a container, often fewer than the machine has."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    """Cores this process may use: under Slurm or with a CPU quota (`docker --cpus`), often fewer than there are."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min([cores, *_cpu_quotas(Path("/proc/self/cgroup"), Path("/sys/fs/cgroup"))])
+
+
+def _cpu_quotas(groups: Path, mounted: Path) -> Iterator[int]:
+    """Yield the CPU quotas of this process' control group and of those that contain it, rounded up to whole cores.
+
+    Args:
+        groups: lists the groups of this process, `0::/path` in version 2 and `4:cpu,cpuacct:/path` in version 1.
+        mounted: the folder of version 2, in which version 1 has one folder for each list of controllers.
+    """
+    for line in groups.read_text().splitlines() if groups.is_file() else ():
+        _, controllers, path = line.split(":", 2)
+        if controllers and "cpu" not in controllers.split(","):
+            continue
+        files = ("cpu.cfs_quota_us", "cpu.cfs_period_us") if controllers else ("cpu.max",)
+        top = mounted / "cpu" if controllers else mounted
+        # In a container, the path may be that on the host, and the container's own group the one at the top.
+        group = top / path.lstrip("/")
+        while group.is_relative_to(top):
+            with suppress(OSError, ValueError):  # no such file, or "max"
+                quota, period = map(int, " ".join((group / file).read_text() for file in files).split())
+                if quota > 0:
+                    yield -(-quota // period)
+            group = group.parent
 
 
 def terminal_width() -> int:

@@ -9,7 +9,7 @@ from typing import Any
 
 from loguru import logger
 
-from common.base.files import unused_path
+from common.base.files import unused_path, without_tilde
 from common.checkpoint.file import CheckpointError, link_file, read_checkpoint, step_of, unreadable, write_checkpoint
 from common.distributed import Rank, from_main
 
@@ -184,7 +184,7 @@ def find_checkpoint(resume: str | None, own_folder: Path, rank: Rank) -> LoadedC
 
 
 def _find(resume: str, own_folder: Path) -> LoadedCheckpoint | None:
-    path = Path(resume).expanduser()
+    path = without_tilde(resume, "resume")
     for folder in [own_folder] if resume == "auto" else [path / "checkpoints", path]:
         if checkpoint := CheckpointFolder(folder).newest():
             return checkpoint

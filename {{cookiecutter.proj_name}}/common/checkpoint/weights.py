@@ -16,6 +16,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from common.base.errors import UserError
+from common.base.files import without_tilde
 from common.checkpoint.file import CheckpointError, current, is_checkpoint, load_archive
 from common.config import section
 from common.config.names import join_names
@@ -84,7 +85,7 @@ def init_weights(model: nn.Module, config: InitConfig, project: Path, rank: Rank
 
 def weights_path(path: str | None, project: Path) -> str | None:
     """`init_from.path`, absolute: a relative one starts at the project. None and web addresses are unchanged."""
-    return path if path is None or _ADDRESS.match(path) else str(project / Path(path).expanduser())
+    return path if path is None or _ADDRESS.match(path) else str(project / without_tilde(path, "init_from.path"))
 
 
 def _fetch(config: InitConfig, project: Path, rank: Rank) -> Path:

@@ -1,11 +1,13 @@
 """The command line: `--a.b value`, `--a.b=value` and `--a.b` (true) become the last layer of the configuration."""
 
+import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import reduce
 from typing import Any, NamedTuple
 
+from common.base.text import is_utf8
 from common.config.layers import merge, rename
 from common.config.problem import ABSENT, ConfigError, Problem
 from common.config.schema import admits, child, only_text, today
@@ -24,7 +26,14 @@ class Option(NamedTuple):
 
 
 def read_options(words: Sequence[str]) -> tuple[dict[str, Option], list[Problem]]:
-    """Split a command line into options by name. A word that starts with a dash is a value only when it is a number."""
+    """Split a command line into options by name. A word that starts with a dash is a value only when it is a number.
+
+    Raises `ConfigError` for a word that is not UTF-8.
+    """
+    foreign = [os.fsencode(word).decode(errors="backslashreplace") for word in words if not is_utf8(word)]
+    if foreign:
+        hint = "rename the file or folder, or set the terminal to UTF-8"
+        raise ConfigError([Problem("", ABSENT, f"{word} is not UTF-8", hint, "command line") for word in foreign])
     options: dict[str, Option] = {}
     problems: list[Problem] = []
     rest = list(words)

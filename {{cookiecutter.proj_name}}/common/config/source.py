@@ -13,6 +13,7 @@ from typing import Any
 
 import yaml
 
+from common.base.text import is_utf8
 from common.config.problem import ABSENT, ConfigError, Problem, join, shown_path
 from common.config.schema import admits
 
@@ -117,6 +118,8 @@ def _expand(match: re.Match[str]) -> str:
     if not name:
         raise ValueError("write ${section.key}, ${env:NAME}, ${env:NAME:-default}, or $$ for a dollar")
     value = os.environ.get(name)
+    if not is_utf8(value or ""):
+        raise ValueError(f"the environment variable {name} is not UTF-8; rename what it names, or write it in UTF-8")
     if default is not None:  # as in a shell, `:-` also replaces an empty variable
         value = value or default
     if value is None:

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from loguru import logger
 from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
 
 from common.base.errors import UserError
@@ -19,11 +20,13 @@ from common.base.nested import flat
 from common.distributed.code import code_of
 from common.distributed.collectives import barrier, gather_objects
 from common.distributed.config import DistConfig
+from common.distributed.launch import ALONE
 from common.distributed.rank import Rank
 
 _MAX_SHOWN = 20  # differences in a message
 _POLL_S = 0.05
 _POLL_EACH_S = 0.0005  # for each rank, so that many together ask the store no more than 6,000 times a second
+_REPORT_AFTER_S = 10.0  # a rank that has not arrived by then is named
 _GRACE_S = 5.0  # so torch's own timeout comes first, and the others can read that ranks are missing
 
 
@@ -94,13 +97,33 @@ def _open_store(rank: Rank, timeout: int) -> Store:
     serves = rank.is_main and not rank.launcher_hosts_store
     try:
         socket.getaddrinfo(rank.address, rank.port)  # torch would retry an unknown host name until the timeout
-        limit = timedelta(seconds=timeout)
-        return TCPStore(rank.address, rank.port, is_master=serves, timeout=limit, wait_for_workers=False)
+        if not serves and timeout > _REPORT_AFTER_S:
+            with suppress(dist.DistError):
+                return _connect(rank, _REPORT_AFTER_S, timeout)
+            _warn_of_missing("0", rank, timeout)
+            return _connect(rank, timeout - _REPORT_AFTER_S, timeout)
+        return _connect(rank, timeout, timeout)
     except (OSError, dist.DistError) as error:
         reason = str(error).splitlines()[0]
     raise UserError(
         f"rank {rank.rank} could not {'listen' if serves else 'reach rank 0'} at {rank.address}:{rank.port} in "
-        f"{timeout} s (MASTER_ADDR, MASTER_PORT, dist.timeout): {reason}"
+        f"{timeout} s (MASTER_ADDR, MASTER_PORT, dist.timeout): {reason}; {ALONE}"
+    )
+
+
+def _connect(rank: Rank, within: float, timeout: int) -> Store:
+    """Connect to the store of rank 0, or open it there, `within` so many seconds; `timeout`: of what follows."""
+    serves, limit = rank.is_main and not rank.launcher_hosts_store, timedelta(seconds=within)
+    store = TCPStore(rank.address, rank.port, is_master=serves, timeout=limit, wait_for_workers=False)
+    store.set_timeout(timedelta(seconds=timeout))
+    return store
+
+
+def _warn_of_missing(missing: str, rank: Rank, timeout: int) -> None:
+    """Log which ranks this process waits for: whoever did not mean to start several need not wait for the timeout."""
+    logger.warning(
+        "rank {} is waiting at {}:{} for rank {} of {}, for up to {} s (dist.timeout); {}",
+        *(rank.rank, rank.address, rank.port, missing, rank.world_size, timeout, ALONE),
     )
 
 
@@ -116,20 +139,29 @@ def _open_round(store: Store, main: Rank, timeout: int) -> int:
     keys = [f"here/{number}/{rank}" for rank in range(main.world_size)]
     store.set(keys[0], "")
     store.set("open", str(number))
+    report_at = until - timeout + _REPORT_AFTER_S
     while not store.check(keys) and time.monotonic() < until:
+        if time.monotonic() > report_at:
+            report_at = until
+            _warn_of_missing(_missing(store, keys), main, timeout)
         time.sleep(_POLL_S)
-    arrived = [rank for rank, key in enumerate(keys) if store.check([key])]
-    missing = ", ".join(str(rank) for rank in range(main.world_size) if rank not in arrived)
+    missing = _missing(store, keys)
     store.set("open", "")
     store.set(f"end/{number}", "incomplete" if missing else "complete")
     if not missing:
         return number
     with suppress(dist.DistError):  # let the others read it first: the store may end with this process
-        store.wait([f"read/{number}/{rank}" for rank in arrived[1:]], timedelta(seconds=_GRACE_S))
+        arrived = [rank for rank, key in enumerate(keys) if rank and store.check([key])]
+        store.wait([f"read/{number}/{rank}" for rank in arrived], timedelta(seconds=_GRACE_S))
     raise UserError(
         f"rank {missing} of {main.world_size} did not arrive at {main.address}:{main.port} in {timeout} s "
-        "(dist.timeout); is it running, and can it reach this host?"
+        f"(dist.timeout); is it running, and can it reach this host? {ALONE}"
     )
+
+
+def _missing(store: Store, keys: list[str]) -> str:
+    """Return the ranks whose keys are not in the store, such as `1, 3`."""
+    return ", ".join(str(rank) for rank, key in enumerate(keys) if not store.check([key]))
 
 
 def _join_round(store: Store, rank: Rank, timeout: int) -> int:

@@ -15,6 +15,7 @@ _MPI = (  # rank, number of processes, rank on this host, number of processes th
     ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
 )
 SPAWNED = "TRAIN_SPAWNED"  # set by `spawn` for the processes it starts: its own process id
+ALONE = "to train in this process alone: --dist.launcher none"  # ends messages about variables that may be left over
 
 Environment = Mapping[str, str]
 
@@ -42,27 +43,33 @@ def read_launch(environment: Environment, launcher: str = "auto") -> Rank | None
     if launcher in _READERS:
         rank = _READERS[launcher](environment)
         if rank is None and launcher != "spawn":
-            raise UserError(f"dist.launcher: {launcher}, but its variables are not set: it did not start this process")
+            raise UserError(
+                f"dist.launcher: {launcher}, but its variables are not set: it did not start this process; {ALONE}"
+            )
         return rank
     # Under Slurm, srun may start one torchrun or mpirun helper per node, whose variables then take precedence.
     rank, slurm = _from_torchrun(environment) or _from_mpi(environment), _from_slurm(environment)
     if rank and slurm and rank.parent is None and (rank.rank, rank.world_size) != (slurm.rank, slurm.world_size):
         raise UserError(
             f"RANK={rank.rank} and WORLD_SIZE={rank.world_size} contradict SLURM_PROCID={slurm.rank} of "
-            f"{slurm.world_size} tasks; unset the former, or choose: --dist.launcher torchrun, or --dist.launcher slurm"
+            f"{slurm.world_size} tasks; unset the former, or choose: --dist.launcher torchrun, --dist.launcher slurm, "
+            f"or {ALONE}"
         )
     rank = rank or slurm
-    return None if rank is None or (rank.is_single_process and rank.launcher != "torchrun") else rank
+    # Variables of a single process say nothing, unless torchrun has started it, which may start it again.
+    is_alone = rank is None or (rank.is_single_process and (rank.launcher != "torchrun" or rank.parent is None))
+    return None if is_alone else rank
 
 
 def _from_torchrun(environment: Environment) -> Rank | None:
     """torchrun's variables, which `spawn` sets too, and which can be set by hand."""
-    if environment.keys().isdisjoint({"RANK", "WORLD_SIZE", "LOCAL_RANK"}):
+    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
+    if environment.keys().isdisjoint(names):
         return None
-    local_world = _number(environment, "LOCAL_WORLD_SIZE", _number(environment, "WORLD_SIZE"))
-    rank = _place(environment, "torchrun", ("RANK", "WORLD_SIZE", "LOCAL_RANK"), local_world)
+    rank = _place({"LOCAL_WORLD_SIZE": environment.get("WORLD_SIZE", ""), **environment}, "torchrun", names)
     if SPAWNED in environment:
-        return replace(rank, launcher="spawn", launcher_hosts_store=True, parent=_number(environment, SPAWNED))
+        (starter,) = _numbers(environment, "spawn", [SPAWNED])
+        return replace(rank, launcher="spawn", launcher_hosts_store=True, parent=starter)
     if "TORCHELASTIC_RUN_ID" not in environment:  # set by hand, in a shell that may end before the run does
         return replace(rank, parent=None)
     return replace(rank, launcher_hosts_store=environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True")
@@ -73,15 +80,15 @@ def _from_slurm(environment: Environment) -> Rank | None:
     if not environment.get("SLURM_STEP_ID", "").isdigit() or "SLURM_PROCID" not in environment:
         return None
     # "2(x3),1": two tasks on each of three nodes, then one.
-    counts = re.findall(r"(\d+)(?:\(x(\d+)\))?", environment["SLURM_STEP_TASKS_PER_NODE"])
-    tasks = [int(count) for count, nodes in counts for _ in range(int(nodes or 1))]
+    counts = re.findall(r"(\d+)(?:\(x(\d+)\))?", environment.get("SLURM_STEP_TASKS_PER_NODE", ""))
+    tasks = [count for count, nodes in counts for _ in range(int(nodes or 1))]
+    (node,) = _numbers(environment, "slurm", ["SLURM_NODEID"])
     # Where all tasks share a host, its name is not needed. The first of "rack[1-2]n[03-04],login" is rack1n03.
-    first_host = re.sub(r"\[(\d+)[^\]]*\]", r"\1", environment["SLURM_STEP_NODELIST"]).split(",")[0]
+    first_host = re.sub(r"\[(\d+)[^\]]*\]", r"\1", environment.get("SLURM_STEP_NODELIST", "")).split(",")[0]
     return _place(
-        environment,
+        {**environment, "LOCAL_WORLD_SIZE": tasks[node] if node < len(tasks) else ""},
         "slurm",
         ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID"),
-        tasks[_number(environment, "SLURM_NODEID")],
         "127.0.0.1" if len(tasks) == 1 else first_host,
         [environment.get(f"SLURM_{name}", "") for name in ("JOB_ID", "ARRAY_TASK_ID", "STEP_ID", "RESTART_COUNT")],
     )
@@ -95,41 +102,56 @@ def _from_mpi(environment: Environment) -> Rank | None:
         return None
     # On one host: the same for all processes of one mpirun, and hardly ever for those of two.
     job = environment.get("PMIX_NAMESPACE") or str(os.getppid())
-    return _place(environment, "mpi", names, _number(environment, names[3]), job=[job])
+    return _place(environment, "mpi", names, job=[job])
 
 
 def _place(
     environment: Environment,
     launcher: str,
     names: Sequence[str],
-    local_world: int,
     address: str = "127.0.0.1",
     job: Sequence[str] = (),
 ) -> Rank:
     """Args:
-    names: the variables of the rank, the number of processes, and the rank on this host.
+    names: the variables of the rank, the number of processes, the rank on this host, and the number of processes
+        there; by default, the last one is LOCAL_WORLD_SIZE.
     address: of rank 0, if MASTER_ADDR is not set.
     job: identifies this job, to choose a port if MASTER_PORT is not set; the same in all its processes.
     """
-    # Below the kernel's ephemeral ports.
-    port = 10000 + zlib.crc32("/".join(job).encode()) % 20000 if job else None
+    names = [*names, "LOCAL_WORLD_SIZE"][:4]
+    if environment.get(names[1]) == "1":  # then the others say nothing
+        environment = {**dict(zip(names, "0101", strict=True)), "MASTER_PORT": "0", **environment}
+    if job:  # a port below the kernel's ephemeral ones
+        environment = {"MASTER_PORT": str(10000 + zlib.crc32("/".join(job).encode()) % 20000), **environment}
+    rank, world_size, local_rank, local_world, port = _numbers(environment, launcher, [*names, "MASTER_PORT"])
+    if not (0 <= rank < world_size and 0 <= local_rank < local_world):
+        raise UserError(
+            f"{names[0]}={rank} of {names[1]}={world_size}, or {names[2]}={local_rank} of {names[3]}={local_world}, "
+            f"cannot be: ranks begin at 0; {ALONE}"
+        )
     return Rank(
-        rank=_number(environment, names[0]),
-        world_size=_number(environment, names[1]),
-        local_rank=_number(environment, names[2]),
+        rank=rank,
+        world_size=world_size,
+        local_rank=local_rank,
         launcher=launcher,
         local_world=local_world,
         address=environment.get("MASTER_ADDR", address),
-        port=_number(environment, "MASTER_PORT", port),
+        port=port,
         parent=os.getppid(),
     )
 
 
-def _number(environment: Environment, name: str, default: int | None = None) -> int:
-    text = environment.get(name, "" if default is None else str(default))
-    if not text.lstrip("-").isdigit():
-        raise UserError(f"the variable {name} should be an integer, not {text!r}; which program started this process?")
-    return int(text)
+def _numbers(environment: Environment, launcher: str, names: Sequence[str]) -> list[int]:
+    """Read variables that `launcher` sets. Raises `UserError`, with all that are not integers."""
+    wrong = [name for name in names if not environment.get(name, "").lstrip("-").isdigit()]
+    if not wrong:
+        return [int(environment[name]) for name in names]
+    said = ", ".join(f"{name} {environment.get(name, '')!r}" for name in wrong)
+    raise UserError(
+        f"{said}: with the other variables of {launcher}, this should be an integer; which program started this "
+        "process? If it starts one process on each machine (Kubeflow), set LOCAL_RANK=0 and LOCAL_WORLD_SIZE=1; "
+        f"{ALONE}"
+    )
 
 
 _READERS = {"spawn": _from_torchrun, "torchrun": _from_torchrun, "mpi": _from_mpi, "slurm": _from_slurm}

@@ -22,10 +22,18 @@ def set_up_process(config: DistConfig, rank: Rank) -> None:
     torch.backends.cudnn.benchmark = config.cudnn_benchmark and config.deterministic == "off"
     if config.reduction == "fixed" and "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(1)  # the last bits of a sum depend on this number, which no other may decide
-    elif not rank.is_single_process and "OMP_NUM_THREADS" not in os.environ:
-        # Otherwise each process would start a thread per core: in total, many times more threads than cores.
-        torch.set_num_threads(cores(rank.local_world, os.environ))
+    elif "OMP_NUM_THREADS" not in os.environ:
+        set_threads(rank)
     raise_file_limit(_FILES + _FILES_PER_RANK * rank.world_size)
+
+
+def set_threads(rank: Rank) -> None:
+    """Let each of several processes have as many threads as it has cores; PyTorch would start one for each core of the
+    host. A process alone has PyTorch's number, one for each physical core, but not more than its CPU quota."""
+    if not rank.is_single_process:
+        torch.set_num_threads(cores(rank.local_world, os.environ))
+    elif available_cores() < torch.get_num_threads():
+        torch.set_num_threads(available_cores())
 
 
 def cores(local_world: int, environment: Mapping[str, str]) -> int:

@@ -7,9 +7,11 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from datetime import timedelta
 
-from torch.distributed import TCPStore  # type: ignore[attr-defined]
+from torch.distributed import DistError, TCPStore  # type: ignore[attr-defined]
 
+from common.base.errors import UserError
 from common.distributed.config import DistConfig
 from common.distributed.devices import GpuIds, host_devices
 from common.distributed.launch import SPAWNED, read_launch
@@ -37,7 +39,15 @@ def spawn(gpu_ids: GpuIds, config: DistConfig, argv: Sequence[str]) -> int | Non
     # On a free port; it outlives rank 0. A socket of ours, as PyTorch's own would listen on every address of the host.
     server = socket.create_server(("127.0.0.1", 0))
     host, port = server.getsockname()
-    store = TCPStore(host, port, is_master=True, wait_for_workers=False, master_listen_fd=server.detach())
+    limit, listening = timedelta(seconds=config.timeout), server.detach()
+    try:
+        store = TCPStore(host, port, None, True, limit, wait_for_workers=False, master_listen_fd=listening)
+    except DistError as error:
+        reason = str(error).splitlines()[0]
+        raise UserError(
+            f"this host does not reach itself at {host}:{port} in {config.timeout} s (dist.timeout): {reason}; is its "
+            "loopback interface up (ip link set lo up)?"
+        ) from error
     shared = {
         **os.environ,
         SPAWNED: str(os.getpid()),

@@ -20,6 +20,7 @@ from common.base.errors import UserError
 from common.base.files import PROJECT, write_text
 from common.base.process import terminal_width
 from common.distributed import Rank
+from common.failure.hints import machine_hint
 
 EXIT_ERROR = 1
 EXIT_USER_ERROR = 2
@@ -96,7 +97,7 @@ class Failure:
 
 def describe(error: BaseException, rank: Rank) -> Failure:
     """Return the report of `error`, raised on `rank`."""
-    if isinstance(error, OSError) and error.errno == errno.EROFS:
+    if isinstance(error, OSError) and error.errno == errno.EROFS and error.filename is not None:
         error = UserError(f"{error.filename} cannot be written: {error.strerror}; choose a folder that can be written")
     if isinstance(error, UserError):
         return Failure(rank.rank, rank.world_size, EXIT_USER_ERROR, with_notes(error))
@@ -110,6 +111,7 @@ def describe(error: BaseException, rank: Rank) -> Failure:
     for note in notes:  # they are in the summary
         trace = trace.replace(f"\n{note}", "")
     hint = next((note.removeprefix(HINT) for note in notes if note.startswith(HINT)), "")
+    hint = hint or machine_hint(error, title)
     if not hint and not rank.is_single_process and re.search("(?<!DataLoader )timed? ?out", title, re.IGNORECASE):
         hint = "another rank was late or hangs; if it was legitimately busy, increase dist.timeout"
     during = [note for note in notes if not note.startswith(HINT)]

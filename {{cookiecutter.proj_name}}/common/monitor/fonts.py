@@ -1,5 +1,6 @@
 """Fonts for the texts in pictures. Pillow's own has plain letters only, so others come from the system."""
 
+import os
 from functools import lru_cache
 from pathlib import Path
 
@@ -42,6 +43,6 @@ def _file_with(characters: frozenset[str]) -> str | None:
 @lru_cache(maxsize=1)
 def _files() -> tuple[str, ...]:
     """Return the files of the system's fonts, plain styles first."""
-    files = sorted(file for folder in FOLDERS for file in Path(folder).expanduser().rglob("*.[ot]t[fc]"))
+    files = sorted(file for folder in FOLDERS for file in Path(os.path.expanduser(folder)).rglob("*.[ot]t[fc]"))
     files.sort(key=lambda file: (any(style in file.stem for style in _STYLES), "Sans" not in file.stem))
     return tuple(str(file) for file in files if "LastResort" not in file.stem)  # which draws a box for every character

@@ -18,6 +18,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from common.base.files import write_text
+from common.base.process import available_cores
 from common.ops.load import Record, build_folder, find, library_path, record_now
 from common.ops.toolchain import BuildError, Cuda, compile_command, find_compiler, find_cuda, link_command
 
@@ -73,7 +74,7 @@ def _make(folder: Path, record: Record, library: Path, compiler: str, cuda: Cuda
                 _run(commands[at])
                 fresh[at].replace(objects[at])
 
-        with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
+        with ThreadPoolExecutor(max_workers=available_cores()) as pool:
             list(pool.map(compile_changed, range(len(objects))))
         linked = Path(temporary, library.name)
         _run(link_command(objects, linked, compiler, cuda))

@@ -1,5 +1,6 @@
 """Paths of run folders, and of the files in them. Nothing here writes to disk."""
 
+import os
 import re
 import shlex
 from pathlib import Path
@@ -9,6 +10,7 @@ from pydantic import Field
 
 from common.base.errors import UserError
 from common.base.files import PROJECT as PROJECT
+from common.base.files import without_tilde
 from common.config import section
 from common.config.problem import shown_path
 
@@ -28,7 +30,7 @@ class DirConfig:
 
 def data_dir(config: DirConfig, project: Path) -> Path:
     """Return the parent folder of all datasets."""
-    return project / Path(config.data_dir or "data").expanduser()
+    return project / without_tilde(config.data_dir or "data", "dir.data_dir")
 
 
 class RunPaths:
@@ -66,7 +68,7 @@ class RunPaths:
                 f"name: {name!r} cannot name a folder: it must not be empty, '.' or '..', begin with '-',"
                 f" or hold a slash or a control character; to put runs elsewhere use --dir.runs_dir"
             )
-        return cls(project / Path(config.runs_dir or "experiments").expanduser() / name)
+        return cls(project / without_tilde(config.runs_dir or "experiments", "dir.runs_dir") / name)
 
     @classmethod
     def of_checkpoint(cls, checkpoint: Path) -> "RunPaths":
@@ -78,7 +80,7 @@ class RunPaths:
         """Return whether a path is in this folder: true for `auto` (of the option `resume`), false for None."""
         if path is None:
             return False
-        return path == "auto" or Path(path).expanduser().resolve().is_relative_to(self.root.resolve())
+        return path == "auto" or Path(os.path.expanduser(path)).resolve().is_relative_to(self.root.resolve())
 
     def resume_command(self, program: str) -> str:
         """Return how to continue the run; empty if it has saved nothing."""

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from common.base.errors import UserError
-from common.base.files import unused_path, write_text
+from common.base.files import unused_path, without_tilde, write_text
 from common.checkpoint.weights import weights_path
 from common.config import Resolved, dump, option_value
 from common.distributed.devices import GpuIds
@@ -138,7 +138,7 @@ def freeze_config(values: Mapping[str, Any], run: RunPaths, gpus: int) -> dict[s
         "dir": {
             "runs_dir": str(run.root.parent),
             "data_dir": str(data_dir(DirConfig(**values["dir"]), PROJECT)),
-            "eval_dir": None if eval_dir is None else str(PROJECT / Path(eval_dir).expanduser()),
+            "eval_dir": None if eval_dir is None else str(PROJECT / without_tilde(eval_dir, "dir.eval_dir")),
         },
         "init_from": {**values["init_from"], "path": init_path},
         "gpu_ids": list(range(gpus)) if gpus else -1,

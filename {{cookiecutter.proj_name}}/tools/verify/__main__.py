@@ -12,7 +12,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from common.base.files import write_text
+from common.base.files import without_tilde, write_text
 from common.checkpoint.checksum import weights_digest
 from common.monitor.log import setup_log
 from common.run.paths import RunPaths
@@ -34,7 +34,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--anyway", action="store_true", help="replay what has changed, and say how far apart it is")
     options = parser.parse_args(argv)
     setup_log("ERROR")
-    paths = RunPaths(options.run.expanduser().resolve())
+    paths = RunPaths(without_tilde(options.run, "RUN").resolve())
     segment = read_segment(paths, options.start)
     certificate: dict[str, Any] = {
         "run": paths.name,
