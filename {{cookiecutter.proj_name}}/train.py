@@ -3,7 +3,7 @@
 import sys
 
 from common import distributed
-from common.build import build_parts, fit_batch
+from common.build import build_parts
 from common.config.registry import import_path
 from common.failure.program import exit_process, report_errors
 from common.monitor.log import setup_log
@@ -31,9 +31,6 @@ def main(argv: list[str]) -> int:
         return code
     with managed_run(config, resolved, command, PROJECT) as run, explain_errors():
         parts = build_parts(config, run.rank, run.seed)
-        if config.auto_batch:
-            resumed = None if run.only_weights else run.checkpoint
-            config, parts = fit_batch(config, parts, resumed, run.values, run.rank, run.seed)  # type: ignore[assignment]
         run.open()  # after building: an error there leaves an earlier run of this name in place
         write_job_script(run)
         trainer = Trainer(config, parts, run)

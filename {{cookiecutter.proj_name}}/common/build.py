@@ -1,20 +1,16 @@
 """Builds the parts of a run from the config, for training and for evaluation."""
 
-import gc
 from collections.abc import Mapping
-from dataclasses import replace
 from fnmatch import fnmatchcase
 from typing import Any
 from zlib import crc32
 
-import torch
 from loguru import logger
 from torch import nn
 
 from common.base.context import error_context
 from common.base.errors import UserError
 from common.base.text import label
-from common.checkpoint.folder import LoadedCheckpoint
 from common.checkpoint.weights import init_weights
 from common.config.registry import MODEL_REGISTRY, TASK_REGISTRY
 from common.data.class_counts import warn_of_empty_classes, warn_of_sorted_classes
@@ -25,14 +21,13 @@ from common.data.plan import EpochPlan
 from common.data.sections import build_dataset, sets_of
 from common.data.shared_samples import warn_of_shared_samples
 from common.data.view import is_map_style
-from common.distributed import Rank, check_same, max_over_ranks
-from common.distributed.seed import mix, random_state_unchanged, set_seed
+from common.distributed import Rank, check_same
+from common.distributed.seed import mix, set_seed
 from common.distributed.tree import leaves_here
 from common.evaluation.loss import LossFactory
 from common.evaluation.metric import MetricFactory
-from common.model import check_patterns, fill_weights, prepare
+from common.model import check_patterns, fill_weights
 from common.model.strategy import check_names
-from common.optim import build_optimizer, needs_closure
 from common.optim.precision import build_precision
 from common.run.paths import PROJECT, data_dir
 from common.settings import RunConfig
@@ -61,54 +56,6 @@ def build_parts(config: RunConfig, rank: Rank, seed: int) -> Parts:
         warn_of_empty_classes(stream.dataset)
         warn_of_sorted_classes(stream, config.loader, config.num_workers)
     return parts
-
-
-def fit_batch(
-    config: RunConfig, parts: Parts, resumed: LoadedCheckpoint | None, values: dict[str, Any], rank: Rank, seed: int
-) -> tuple[RunConfig, Parts]:
-    """Return config and parts with as many samples per step, in the largest micro-batches that fit on every process.
-
-    Raises `UserError` if the data can only be read in order.
-
-    Args:
-        resumed: the checkpoint that the run continues, whose micro-batches it keeps.
-        values: the config as plain values, which are changed.
-    """
-    if not isinstance(parts.stream, TrainStream):
-        raise UserError("auto_batch needs a dataset with __len__ and __getitem__, to try micro-batches of any size")
-    total = config.batch_size * config.optim.accumulate
-    tried = range(config.batch_size, 0, -1) if resumed is None else [resumed.state["about"]["config"]["batch_size"]]
-    sizes = [size for size in tried if total % size == 0] or [config.batch_size]
-    size = next(size for size in sizes if size == sizes[-1] or _fits(config, parts, parts.stream, size, rank, seed))
-    accumulate = total // size
-    logger.info("auto_batch: {} samples per micro-batch, {} micro-batch(es) per step and process", size, accumulate)
-    if size == config.batch_size:
-        return config, parts
-    values |= {"batch_size": size, "optim": {**values["optim"], "accumulate": accumulate}}
-    config = replace(config, batch_size=size, optim=replace(config.optim, accumulate=accumulate))
-    return config, build_parts(config, rank, seed)
-
-
-def _fits(config: RunConfig, parts: Parts, stream: TrainStream, size: int, rank: Rank, seed: int) -> bool:
-    """Try a step of one micro-batch with a model that is then discarded. Every process must call this."""
-    ran_out, config, stream.plan = False, config.in_stage(0), replace(stream.plan, batch_size=size)
-    gc.collect()  # reference cycles of an earlier trial
-    logger.disable("common")  # the run says all of it again
-    try:
-        with random_state_unchanged(rank.device):
-            task = build_task(config, seed, rank, first_weights=False)
-            task.classes = parts.task.classes
-            prepare(task, config.prepare, config.dist, parts.precision, rank)
-            optimizer = build_optimizer(config.optim, task, task.groups())
-            batch = task.prepare_batch(parts.precision.cast_batch(stream.sample_batch(full=True)), rank.device)
-            with parts.precision.autocast():
-                for update in task.updates():
-                    task.update(update, batch)["loss"].backward()
-            None if needs_closure(optimizer) else optimizer.step()
-    except Exception as error:  # noqa: BLE001 - if it is another one, the first step reports it
-        ran_out = isinstance(error, torch.OutOfMemoryError)
-    logger.enable("common")
-    return not max_over_ranks(int(ran_out), rank)
 
 
 def build_task(config: RunConfig, seed: int, rank: Rank, *, first_weights: bool = True) -> Task:

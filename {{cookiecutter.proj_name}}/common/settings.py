@@ -87,7 +87,6 @@ class RunConfig:
         Field(description="-1: CPU; one or more CUDA devices, or all: one process each; mps: the GPU of a Mac"),
     ] = -1
     batch_size: Annotated[int, Field(ge=1, description="samples per process and forward pass")] = 64
-    auto_batch: Annotated[bool, Field(description="lower batch_size, and raise accumulate, until a step fits")] = False
     num_workers: Annotated[int, Field(ge=0, description="loader workers per process; 0: read without workers")] = 0
     dir: DirConfig = field(default_factory=DirConfig)
     dist: DistConfig = field(default_factory=DistConfig)
@@ -131,8 +130,6 @@ class RunConfig:
         if self.optim.bad_steps.is_active and self.dist.comm_hook == "powersgd":
             rule = "does not work with optim.bad_steps: it adds the error of a bad gradient to the next one"
             yield Problem("dist.comm_hook", self.dist.comm_hook, rule, "use bf16, or none")
-        if self.auto_batch and (self.dist.strategy == "fsdp" or self.dist.sync_bn or self.dist.reduction == "fixed"):
-            yield Problem("auto_batch", True, "does not work with dist.strategy fsdp, dist.sync_bn, reduction fixed")
         scheduler = self.optim.lr_scheduler
         try:
             mode = self.best_mode

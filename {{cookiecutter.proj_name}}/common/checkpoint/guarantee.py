@@ -18,7 +18,7 @@ MEASURING = ("progress.*", "best.*", "early_stop.*", "dataset.val", "dataset.val
 # Keys that decide how a run is executed, not what it trains: a resume accepts new values of these.
 SAFE = (
     *MEASURING,
-    "name", "resume", "allow_changes", "auto_batch", "model_pt", "split", "gpu_ids", "num_workers", "plugins", "dir.*",
+    "name", "resume", "allow_changes", "model_pt", "split", "gpu_ids", "num_workers", "plugins", "dir.*",
     "debug.debug_mode", "debug.print_all_grad", "monitor.*", "profile.*", "checkpoint.*", "init_*", "dataset.eval",
     "dataset.eval.*", "optim.bad_steps.action", "optim.bad_steps.limit",
     "loader.pin_memory", "loader.prefetch", "loader.persistent", "loader.timeout", "loader.start_method",
