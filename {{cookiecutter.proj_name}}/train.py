@@ -14,7 +14,6 @@ from common.trainer import Trainer
 from cli.advice import explain_errors
 from cli.data_record import data_record
 from cli.job_script import write_job_script
-from cli.simulate import simulate
 from cli.stored_config import train_config
 from cli.summary import log_end, log_start
 
@@ -24,8 +23,6 @@ def main(argv: list[str]) -> int:
     setup_log()
     resolved = train_config(argv, description=__doc__ or "")
     config, command = resolved.config, [__file__, *argv]
-    if config.dist.simulate is not None:
-        return simulate(config, resolved.values, command)
     code = distributed.spawn(config.gpu_ids, config.dist, command)
     if code is not None:  # this process only started the ones that train
         return code

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from common.base.errors import UserError
 from common.data.loader import LoaderConfig, Step, TrainStream
 from common.data.order import EpochOrder
-from common.data.plan import EpochPlan, GlobalBatch, evaluation_keys, evaluation_shares
+from common.data.plan import EpochPlan, GlobalBatch, evaluation_keys
 from common.progress import Position, resumed_position
 from tests.conftest import Runs, load
 from tests.data.test_data import Noisy
@@ -232,8 +232,6 @@ def test_an_evaluation_has_each_sample_once_in_the_same_batches(size: int, batch
     dealt = [batch for turn in zip_longest(*shares) for batch in turn if batch is not None]
     assert dealt == [list(range(size))[first : first + batch_size] for first in range(0, size, batch_size)]
     assert max(map(len, shares)) - min(map(len, shares)) <= 1
-    flat = [[index for batch in share for index in batch] for share in shares]
-    assert list(evaluation_shares(size, batch_size, world)) == flat
 
 
 @settings(max_examples=max(5, settings.default.max_examples // 10))  # each starts processes

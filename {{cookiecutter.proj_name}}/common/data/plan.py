@@ -1,7 +1,7 @@
 """Which sample is used when: a function of (seed, epoch) alone, so a run can resume anywhere without replaying."""
 
 from collections.abc import Iterator
-from dataclasses import KW_ONLY, dataclass, replace
+from dataclasses import KW_ONLY, dataclass
 from typing import NamedTuple
 
 from common.base.errors import UserError
@@ -93,13 +93,6 @@ class EpochPlan:
             at = Position(at.step + 1, at.epoch + is_last, 0 if is_last else start + samples, self.order.size)
             yield GlobalBatch(indices, weights, [len(batch) for batch in batches], samples, at)
 
-    def shares(self, at: Position) -> Iterator[list[int]]:
-        """The samples of each rank, one rank after the other, from `at` to the end of its epoch."""
-        for rank in range(self.world_size):
-            steps = replace(self, rank=rank).global_batches(at)
-            batches = (each for step in steps for each in zip(step.indices, step.sizes, strict=True))
-            yield [index for indices, size in batches for index in indices[:size]]  # none of the borrowed ones
-
 
 def evaluation_keys(size: int, batch_size: int, rank: int, world_size: int) -> list[BatchKey]:
     """This process' batches of an evaluation: in order, each sample once, no padding, uneven shares allowed.
@@ -109,9 +102,3 @@ def evaluation_keys(size: int, batch_size: int, rank: int, world_size: int) -> l
     """
     starts = range(rank * batch_size, size, world_size * batch_size)
     return [(0, list(range(first, min(first + batch_size, size)))) for first in starts]
-
-
-def evaluation_shares(size: int, batch_size: int, world_size: int) -> Iterator[list[int]]:
-    """The samples of each rank in an evaluation, one rank after the other."""
-    for rank in range(world_size):
-        yield [index for _, indices in evaluation_keys(size, batch_size, rank, world_size) for index in indices]

@@ -52,8 +52,8 @@ def gather_objects(value: T, rank: Rank) -> list[T]:
 
 def gather_to_main(value: T, rank: Rank) -> list[T]:
     """Return every process' `value`, in rank order, on the main process only; the others get an empty list."""
-    if rank.is_single_process or rank.is_simulated:
-        return gather_objects(value, rank)
+    if rank.is_single_process:
+        return [value]
     values: list[Any] = [None] * rank.world_size if rank.is_main else []
     dist.gather_object(value, values if rank.is_main else None, dst=0, group=rank.control)
     return values
@@ -61,7 +61,7 @@ def gather_to_main(value: T, rank: Rank) -> list[T]:
 
 def from_main(value: T, rank: Rank) -> T:
     """Return the main process' `value`, on every process."""
-    if rank.is_single_process or rank.is_simulated:
+    if rank.is_single_process:
         return value
     box: list[Any] = [value]
     dist.broadcast_object_list(box, src=0, group=rank.control)
@@ -81,7 +81,7 @@ def main_first(rank: Rank) -> Iterator[None]:
     For files that one process writes and all read: a download, an unpacked archive. Every process must enter it.
     They wait up to a week instead of `dist.timeout`; an error inside, on any rank, ends all of them, as elsewhere.
     """
-    if rank.is_single_process or rank.is_simulated:
+    if rank.is_single_process:
         yield
         return
     patient = dist.new_group(backend="gloo", timeout=timedelta(days=7))

@@ -25,10 +25,6 @@ class DistConfig:
         Field(description="launcher whose environment variables to read; auto: detect; none: one process"),
     ] = "auto"
     processes: Annotated[int | None, Field(ge=1, description="processes on this host; null: one per device")] = None
-    simulate: Annotated[
-        int | None, Field(ge=1, description="train.py: show what each of this many ranks gets and holds; starts no run")
-    ] = None
-    rank: Annotated[int, Field(ge=0, description="the rank that simulate builds")] = 0
     distributed_backend: Annotated[
         Literal["auto", "nccl", "gloo"], Field(description="auto: nccl on CUDA, gloo on CPU")
     ] = "auto"

@@ -25,8 +25,6 @@ def find_rank(gpu_ids: GpuIds, config: DistConfig, environment: Mapping[str, str
         UserError: the launcher's variables are wrong, a device does not exist, or the number of processes is not the
             number of devices asked for.
     """
-    if config.simulate is not None or config.rank:
-        raise UserError("dist.simulate and dist.rank: only train.py can simulate ranks, and rank needs simulate")
     rank = read_launch(environment, config.launcher) or Rank()
     if config.processes not in (None, rank.local_world):
         raise UserError(

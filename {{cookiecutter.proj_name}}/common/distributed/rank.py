@@ -13,7 +13,7 @@ class Rank:
     """This process' place: `rank` of `world_size`, on its host `local_rank` of `local_world`, and its device.
 
     Attributes:
-        backend: exchanges gradients, "nccl" or "gloo"; "" for a single process; "fake" for a simulated rank.
+        backend: exchanges gradients, "nccl" or "gloo"; "" for a single process.
         launcher: the one that started the processes; "python" for none.
         address, port: where the processes find each other.
         launcher_hosts_store: the launcher listens at that address; otherwise rank 0 does.
@@ -48,11 +48,6 @@ class Rank:
     @property
     def is_single_process(self) -> bool:
         return self.world_size == 1
-
-    @property
-    def is_simulated(self) -> bool:
-        """Whether the other processes do not exist: they count as having the same values as this one."""
-        return self.backend == "fake"
 
     def __str__(self) -> str:
         return f"rank {self.rank} of {self.world_size} on {self.device}"

@@ -12,7 +12,6 @@ from torch.nn.parallel import DistributedDataParallel
 
 from common.base.errors import UserError
 from common.distributed import DistConfig, buffer_kinds
-from common.distributed.simulate import keep_own_gradients
 from common.model.freeze import freeze
 from common.optim.precision import Precision
 
@@ -106,10 +105,7 @@ class Replicated(Strategy):
             bucket_cap_mb=config.bucket_mb,
             gradient_as_bucket_view=config.gradient_as_bucket_view,
         )
-        if dist.get_backend() == "fake":
-            keep_own_gradients(wrapped)
-        else:
-            compress_gradients(wrapped, config)
+        compress_gradients(wrapped, config)
         wrapped.broadcast_buffers = config.broadcast_buffers  # the argument's name depends on PyTorch's version
         return wrapped
 
