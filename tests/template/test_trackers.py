@@ -194,15 +194,6 @@ def test_tensorboard_in_a_browser(board: str, tmp_path: Path) -> None:
     assert sorted(json.loads(get(board, "/data/runs"))) == ["fast/event", "slow/event"]
     texts = json.loads(get(board, "/data/plugin/text/tags"))
     assert texts["fast/event"] == [f"run/{name}/text_summary" for name in ("config", "environment", "model")]
-    wanted = {"sliceSize": 10, "allowedStatuses": ["STATUS_SUCCESS"], "colParams": [], "experimentName": ""}
-    query = urllib.parse.urlencode({"request": json.dumps(wanted)})
-    groups = json.loads(get(board, f"/data/plugin/hparams/session_groups?{query}"))["sessionGroups"]
-    assert {group["name"]: group["hparams"]["optim.lr"] for group in groups} == {
-        "fast/event": 0.01,
-        "slow/event": 0.001,
-    }
-    for group in groups:
-        assert {"Val/loss", "best/loss"} <= {value["name"]["tag"] for value in group["metricValues"]}
     REPORT.append("TensorBoard in Chromium")
 
 
