@@ -26,7 +26,7 @@ from common.distributed.seed import mix, set_seed
 from common.distributed.tree import leaves_here
 from common.evaluation.loss import LossFactory
 from common.evaluation.metric import MetricFactory
-from common.model import check_patterns, fill_weights
+from common.model import check_patterns
 from common.model.strategy import check_names
 from common.optim.precision import build_precision
 from common.run.paths import PROJECT, data_dir
@@ -63,7 +63,6 @@ def build_task(config: RunConfig, seed: int, rank: Rank, *, first_weights: bool 
     set_seed(seed)
     model: nn.Module = MODEL_REGISTRY.build(config.model)
     if first_weights:
-        fill_weights(model, config.init_weights)
         init_weights(model, config.init_from, PROJECT, rank)
     loss, metric = LossFactory(config.loss), MetricFactory(config.metric)
     task: Task = TASK_REGISTRY.build(config.task, model=model, loss=loss, metric=metric)

@@ -21,7 +21,7 @@ from common.distributed import DistConfig
 from common.evaluation.best import BestConfig, EarlyStopConfig, Mode, check_names, find_mode, metric_directions
 from common.evaluation.loss import LossSections, measured_losses
 from common.evaluation.metric import MetricSections
-from common.model import PrepareConfig, WeightRules
+from common.model import PrepareConfig
 from common.monitor import MonitorConfig
 from common.monitor.profile import ProfileConfig
 from common.optim import OptimConfig
@@ -108,11 +108,6 @@ class RunConfig:
     best: BestConfig = field(default_factory=BestConfig)
     early_stop: EarlyStopConfig = field(default_factory=EarlyStopConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
-    init_weights: Annotated[
-        list[dict[str, Any]],
-        WeightRules(),
-        Field(description='initialization, before init_from: [{match: "*.weight", type: kaiming_normal, arguments}]'),
-    ] = field(default_factory=list)
     init_from: InitConfig = field(default_factory=InitConfig)
     plugins: Annotated[
         list[str], Field(description="module:function, each called with the trainer before training starts")

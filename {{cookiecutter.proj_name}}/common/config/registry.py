@@ -273,12 +273,11 @@ COLLATE_REGISTRY = Registry("collate", provided=("dataset",), call=("items",))
 TRANSFORM_REGISTRY = Registry("transform", call=("value",))
 ORDER_REGISTRY = Registry("order", call=("size", "seed", "epoch", "dataset"))
 SCHEDULE_REGISTRY = Registry("schedule")
-INIT_REGISTRY = Registry("init", provided=("tensor",))
 WRITER_REGISTRY = Registry("writer", provided=("run",))
 AFTER_SAVE_REGISTRY = Registry("after_save", call=("saved",))
 REGISTRIES = (
     TASK_REGISTRY, MODEL_REGISTRY, DATASET_REGISTRY, TRANSFORM_REGISTRY, COLLATE_REGISTRY, ORDER_REGISTRY,
-    LOSS_REGISTRY, METRIC_REGISTRY, SCHEDULE_REGISTRY, INIT_REGISTRY, WRITER_REGISTRY,
+    LOSS_REGISTRY, METRIC_REGISTRY, SCHEDULE_REGISTRY, WRITER_REGISTRY,
     AFTER_SAVE_REGISTRY,
 )  # fmt: skip
 

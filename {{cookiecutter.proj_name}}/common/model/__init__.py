@@ -6,10 +6,9 @@ gradients (DDP) and `fsdp` shards the weights.
 
 from common.model.config import PrepareConfig
 from common.model.freeze import check_trained, fixed
-from common.model.initial import WeightRules, fill_weights
 from common.model.prepare import check_patterns, prepare
 from common.model.strategy import Strategy
 
 __all__ = [
-    "PrepareConfig", "Strategy", "WeightRules", "check_patterns", "check_trained", "fill_weights", "fixed", "prepare",
+    "PrepareConfig", "Strategy", "check_patterns", "check_trained", "fixed", "prepare",
 ]  # fmt: skip
