@@ -99,8 +99,7 @@ class Trainer:
         self.monitor.begin_stage(self.stages.start)
         self.strategy.freeze(config.prepare.freeze)
         self.parameters = [p for p in self.task.parameters() if p.requires_grad]
-        optim = config.optim.scale_lr(self.stream.samples_per_step)
-        self.optimizer = build_optimizer(optim, self.task, self.task.groups(), getattr(self, "optimizer", None))
+        self.optimizer = build_optimizer(config.optim, self.task, self.task.groups(), getattr(self, "optimizer", None))
         self.ema.follow(self.task, self.optimizer)
         self.schedule = self.stages.schedule(self.optimizer)
         self.state.parts |= {"optimizer": self.optimizer, "schedule": self.schedule, "data": self.stream}

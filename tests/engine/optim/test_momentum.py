@@ -1,21 +1,10 @@
-"""The momentum as a schedule, and the rate scaled with the batch."""
+"""The momentum as a schedule."""
 
 from pathlib import Path
 
 import pytest
 
-from tests.conftest import ErrorOf, Runs, load, metrics
-from tests.ranks import several
-
-
-def test_the_rate_grows_with_the_batch(runs: Runs) -> None:
-    """Micro-batches and processes count; the log says so."""
-    words = ["--optim.scale_lr_by", "16", "--optim.lr", "0.001", "--progress.max_steps", "1", "--optim.accumulate", "2"]
-    folder = runs.train(*words, "--batch_size", "32")
-    assert metrics(folder, "train")[-1]["values"]["lr"] == 0.004
-    assert "optim.lr 0.001 x 64 samples per step / 16 = 0.004" in (folder / "train.log").read_text()
-    several(runs, 2, runs.words(*words, "--batch_size", "24", name="two"))
-    assert metrics(runs.root / "two", "train")[-1]["values"]["lr"] == 0.006
+from tests.conftest import ErrorOf, Runs, load
 
 
 @pytest.mark.parametrize(

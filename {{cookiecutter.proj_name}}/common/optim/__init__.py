@@ -2,10 +2,9 @@
 
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import field, replace
+from dataclasses import field
 from typing import Annotated, Any, ClassVar, Literal
 
-from loguru import logger
 from pydantic import Field
 
 from common.base.errors import UserError
@@ -48,10 +47,6 @@ class OptimConfig(ClipConfig, OptimizerConfig):
         LrSchedulerConfig | None,
         Field(description="momentum, or the first of betas: keys as in lr_scheduler, for its factor; null: constant"),
     ] = None
-    scale_lr_by: Annotated[
-        int | None,
-        Field(ge=1, description="samples per step that lr is meant for; lr is scaled to those of the run"),
-    ] = None
     ema: EmaConfig = field(default_factory=EmaConfig)
     bad_steps: BadStepsConfig = field(default_factory=BadStepsConfig)
 
@@ -81,11 +76,3 @@ class OptimConfig(ClipConfig, OptimizerConfig):
                     where = f" of groups[{at - 1}]" if at else ""
                     rule = f"optim_type {name}{where} has no momentum"
                     yield Problem("momentum_scheduler", ABSENT, rule, "set args.momentum, if it takes it")
-
-    def scale_lr(self, samples_per_step: int) -> "OptimConfig":
-        """These settings with the rate for steps of that many samples, over all processes; see `scale_lr_by`."""
-        if self.scale_lr_by is None:
-            return self
-        lr = self.lr * samples_per_step / self.scale_lr_by
-        logger.info("optim.lr {} x {} samples per step / {} = {:g}", self.lr, samples_per_step, self.scale_lr_by, lr)
-        return replace(self, lr=lr)
