@@ -122,9 +122,6 @@ class RunConfig:
         if self.early_stop.patience and self.dataset.val is None:
             rule = "needs dataset.val: there is no validation to compare"
             yield Problem("early_stop.patience", self.early_stop.patience, rule)
-        if self.optim.bad_steps.is_active and self.dist.comm_hook == "powersgd":
-            rule = "does not work with optim.bad_steps: it adds the error of a bad gradient to the next one"
-            yield Problem("dist.comm_hook", self.dist.comm_hook, rule, "use bf16, or none")
         scheduler = self.optim.lr_scheduler
         try:
             mode = self.best_mode

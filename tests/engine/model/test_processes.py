@@ -1,5 +1,7 @@
 """Ways in which processes share the work: several copies of a sharded model, and what gradients are exchanged as."""
 
+import os
+import re
 from pathlib import Path
 
 import pytest
@@ -7,7 +9,7 @@ import torch
 
 from common.distributed.sharded import local
 from common.trainer import Trainer
-from tests.conftest import ErrorOf, Runs, metrics, same
+from tests.conftest import PROJECT, ErrorOf, Runs, same
 from tests.model.test_fsdp import BLOCKS, BUSY, FSDP, PLAIN, assert_near, log, whole
 from tests.ranks import refused, several
 from tests.resume import words
@@ -70,48 +72,27 @@ def test_groups_that_do_not_divide(runs: Runs) -> None:
     [
         (["--dist.shard_size", "2"], "needs dist.strategy fsdp; ddp: each process holds it all"),
         (["--dist.shard_size", "1"], "dist.shard_size"),
-        (["--dist.comm_hook", "bf16", *FSDP], "prepare.fsdp.reduce_dtype bf16"),
-        (["--dist.comm_hook", "bf16", "--dist.reduction", "fixed"], "does not work with dist.reduction fixed"),
-        (["--dist.comm_hook", "fp8"], "dist.comm_hook"),
-        (["--dist.powersgd_start", "1"], "dist.powersgd_start"),
     ],
 )
 def test_what_does_not_go_together(error_of: ErrorOf, given: list[str], message: str) -> None:
     assert message in error_of(*given)
 
 
-def losses(folder: Path) -> list[float]:
-    return [row["values"]["loss"] for row in metrics(folder, "val")]
-
-
 @pytest.mark.slow
-def test_gradients_in_sixteen_bits(runs: Runs) -> None:
-    """One step of SGD with lr 1: the change of each weight is the mean of gradients that were rounded to bf16."""
+def test_gradients_in_sixteen_bits(runs: Runs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The plugin of docs/optim.md: one step of SGD with lr 1 changes each weight by gradients rounded to bf16."""
+    page = (PROJECT / "docs" / "optim.md").read_text()
+    (block,) = re.findall(r"```python\n(# custom/short_gradients.py\n.*?)```", page, re.DOTALL)
+    (tmp_path / "short_gradients.py").write_text(block)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
     step = [*PLAIN, "--optim.optim_type", "SGD", "--batch_size", "16"]
     step += ["--progress.epoch", "null", "--progress.max_steps", "1", "--optim.lr"]
     weights = {}
-    for name, hook in (("whole", "none"), ("bf16", "bf16")):
-        several(runs, 2, runs.words(*step, "1", "--dist.comm_hook", hook, name=name))
+    for name, plugins in (("whole", "[]"), ("bf16", "[short_gradients:attach]")):
+        several(runs, 2, runs.words(*step, "1", "--plugins", plugins, name=name))
         weights[name] = whole(runs.root / name)["model"]
     start = whole(runs.train(*step, "1e-30", name="start"))["model"]
     for name, first in start.items():
         exact, rounded = (first - weights[kind][name] for kind in ("whole", "bf16"))
         assert not torch.equal(exact, rounded)
         torch.testing.assert_close(rounded, exact, rtol=2e-2, atol=1e-4)
-        torch.testing.assert_close(rounded, rounded.bfloat16().float(), rtol=1e-3, atol=1e-6)
-
-
-@pytest.mark.slow
-def test_a_resume_with_a_hook(runs: Runs) -> None:
-    """bf16 has no state: to the bit. PowerSGD has, and says that it is not; both learn."""
-    hooks = {"bf16": ["bf16"], "powersgd": ["powersgd", "--dist.powersgd_start", "2", "--dist.powersgd_rank", "2"]}
-    for name, hook in hooks.items():
-        argv = [*words("plain", *PLAIN), "--dist.comm_hook", *hook]
-        several(runs, 2, runs.words(*argv, name=f"{name} uncut"))
-        several(runs, 2, runs.words(*argv, name=f"{name} cut"), at=6)
-        several(runs, 2, runs.words(*argv, "--resume", "auto", name=f"{name} cut"))
-        is_exact = same(*(whole(runs.root / f"{name} {kind}")["model"] for kind in ("cut", "uncut")))
-        assert is_exact == (name == "bf16")
-        reason = "not bit-exact (dist.comm_hook powersgd: its compression error so far"
-        assert (reason in log(runs.root / f"{name} cut")) == (name == "powersgd")
-        assert losses(runs.root / f"{name} uncut")[-1] < losses(runs.root / f"{name} uncut")[0]

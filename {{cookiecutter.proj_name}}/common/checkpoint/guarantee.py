@@ -122,8 +122,6 @@ def resume_guarantee(saved: Mapping[str, Any], run: RunState, safe: list[Change]
     if saved.get("differing") and not run.about["config"]["dist"]["broadcast_buffers"]:
         names = join_names(saved["differing"])
         reasons.append(f"{names} differed between the processes, and the checkpoint holds rank 0's: see docs/task.md")
-    if run.about["config"]["dist"]["comm_hook"] == "powersgd" and new["ranks"] > 1:
-        reasons.append("dist.comm_hook powersgd: its compression error so far is not in the checkpoint")
     doubts = [f"cannot tell: {', '.join(causes['unsure'])}"] if causes["unsure"] else []
     extent = f"as far as compared: {compared}"
     if order:

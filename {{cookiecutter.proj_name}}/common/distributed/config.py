@@ -46,12 +46,6 @@ class DistConfig:
     gradient_as_bucket_view: Annotated[
         bool, Field(description="DDP: gradients are views of the buckets, which saves a copy")
     ] = True
-    comm_hook: Annotated[
-        Literal["none", "bf16", "powersgd"],
-        Field(description="DDP: compression of gradients for the all-reduce: none, bf16, or low-rank factors"),
-    ] = "none"
-    powersgd_rank: Annotated[int, Field(ge=1, description="rank of these factors; higher: closer to the gradient")] = 1
-    powersgd_start: Annotated[int, Field(ge=2, description="steps with full gradients before that")] = 1000
     broadcast_buffers: Annotated[
         bool, Field(description="train with rank 0's buffers (batch norm statistics), except buffer_kinds")
     ] = True
@@ -61,9 +55,3 @@ class DistConfig:
         """Ways to share the work that exclude each other."""
         if self.shard_size and self.strategy != "fsdp":
             yield Problem("shard_size", self.shard_size, "needs dist.strategy fsdp", "ddp: each process holds it all")
-        if self.comm_hook != "none" and self.strategy == "fsdp":
-            hint = "with fsdp, prepare.fsdp.reduce_dtype bf16 reduces gradients in bf16"
-            yield Problem("comm_hook", self.comm_hook, "needs dist.strategy ddp", hint)
-        if self.comm_hook != "none" and self.reduction == "fixed":
-            hint = "it sums whole gradients in a fixed order"
-            yield Problem("comm_hook", self.comm_hook, "does not work with dist.reduction fixed", hint)

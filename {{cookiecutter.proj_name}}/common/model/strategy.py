@@ -4,10 +4,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
-import torch.distributed as dist
-from torch import Tensor, nn
-from torch.distributed import GradBucket  # type: ignore[attr-defined]
-from torch.futures import Future
+from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from common.base.errors import UserError
@@ -105,29 +102,8 @@ class Replicated(Strategy):
             bucket_cap_mb=config.bucket_mb,
             gradient_as_bucket_view=config.gradient_as_bucket_view,
         )
-        compress_gradients(wrapped, config)
         wrapped.broadcast_buffers = config.broadcast_buffers  # the argument's name depends on PyTorch's version
         return wrapped
 
     def gradient_sync(self, model: nn.Module, enabled: bool) -> AbstractContextManager[Any]:
         return model.no_sync() if not enabled and isinstance(model, DistributedDataParallel) else _NOTHING
-
-
-def compress_gradients(model: DistributedDataParallel, config: DistConfig) -> None:
-    """Have DDP compress gradients for the all-reduce, if `dist.comm_hook` says so."""
-    if config.comm_hook == "bf16":
-        model.register_comm_hook(None, _average_in_bf16)
-    elif config.comm_hook == "powersgd":
-        from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
-
-        rank, start = config.powersgd_rank, config.powersgd_start
-        state = PowerSGDState(None, matrix_approximation_rank=rank, start_powerSGD_iter=start)
-        model.register_comm_hook(state, powerSGD_hook)
-
-
-def _average_in_bf16(state: None, bucket: GradBucket) -> Future[Tensor]:
-    """Average a bucket of gradients over the processes, all-reduced in bf16. PyTorch's own hook needs a GPU."""
-    gradients = bucket.buffer()
-    sent = gradients.div(dist.get_world_size()).bfloat16()
-    done = dist.all_reduce(sent, async_op=True).get_future()
-    return done.then(lambda _: gradients.copy_(sent))
