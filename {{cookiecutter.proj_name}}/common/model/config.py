@@ -1,14 +1,11 @@
 """The settings of this package."""
 
-from collections.abc import Iterator
 from dataclasses import field
 from typing import Annotated, Literal
 
 from pydantic import Field
 
-from common.base.errors import UserError
-from common.config import Problem, section
-from common.config.registry import import_path
+from common.config import section
 
 
 @section
@@ -60,9 +57,6 @@ class FsdpConfig:
 class PrepareConfig:
     """What happens to the model before it is trained, in this order. Names have patterns: * is any text, dots too."""
 
-    convert: Annotated[
-        str | None, Field(description="module:function that gets the model and returns it with new layers, as in fp8")
-    ] = None
     freeze: Annotated[
         list[str],
         Field(description='parameters that are not trained, by full name, as in "backbone.*" or "*.bias"'),
@@ -74,11 +68,3 @@ class PrepareConfig:
     ] = field(default_factory=list)
     compile: CompileConfig = field(default_factory=CompileConfig)
     fsdp: FsdpConfig = field(default_factory=FsdpConfig)
-
-    def problems(self) -> Iterator[Problem]:
-        """A conversion that cannot be imported."""
-        try:
-            if self.convert:
-                import_path(self.convert)
-        except UserError as error:
-            yield Problem("convert", self.convert, str(error), "write package.module:function")

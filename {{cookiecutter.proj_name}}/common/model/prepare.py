@@ -6,10 +6,8 @@ import torch
 from loguru import logger
 from torch import nn
 
-from common.base.context import error_context
 from common.base.errors import UserError
-from common.config.names import join_names, match_names
-from common.config.registry import import_path
+from common.config.names import match_names
 from common.distributed import DistConfig, Rank
 from common.model.blocks import recompute_in_backward
 from common.model.config import PrepareConfig
@@ -35,7 +33,6 @@ def prepare(task: ModelHolder, config: PrepareConfig, dist: DistConfig, precisio
     if config.channels_last:
         # A convolution with such a weight also gives its input and output this order.
         task.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # absent from the stubs
-    task.model = convert(task.model, config.convert) if config.convert else task.model
     unfreeze = freeze(task, config.freeze)  # before DDP, which waits for a gradient of all that can have one
     recomputed, compiled, blocks = check_patterns(task, config)
     for module in recomputed.values():
@@ -63,28 +60,6 @@ def prepare(task: ModelHolder, config: PrepareConfig, dist: DistConfig, precisio
     strategy.about += ", channels last" if config.channels_last else ""
     strategy.about += ", compiled" if config.compile.enabled else ""
     return strategy
-
-
-def convert(model: nn.Module, path: str) -> nn.Module:
-    """Return what the function at an import path makes of a model, before compilation and sharding.
-
-    Raises `UserError` if that is no module, or if it has other tensors: nothing that loads checkpoints would have them.
-    """
-    kinds = {name: type(module) for name, module in model.named_modules()}
-    before = {name: value.shape for name, value in model.state_dict().items()}
-    with error_context(lambda: f"in prepare.convert: {path}"):
-        converted = import_path(path)(model)
-    if not isinstance(converted, nn.Module):
-        raise UserError(f"prepare.convert: {path} returned {converted!r:.80}; it must return the model")
-    after = {name: value.shape for name, value in converted.state_dict().items()}
-    if other := sorted({name for name, _ in before.items() ^ after.items()}):
-        raise UserError(
-            f"prepare.convert: {path} changed names or shapes of {join_names(other)}, so evaluate.py, which does not "
-            "convert, could not load a checkpoint. Do that in the model's constructor"
-        )
-    replaced = [name for name, module in converted.named_modules() if kinds.get(name) is not type(module)]
-    logger.info("prepare.convert: {} replaced {}", path, join_names(replaced) if replaced else "no module")
-    return converted
 
 
 def check_patterns(task: nn.Module, config: PrepareConfig) -> tuple[dict[str, nn.Module], ...]:
