@@ -1,8 +1,7 @@
 """Ways in which processes share the work: several copies of a sharded model, and what gradients are exchanged as."""
 
-import os
 import re
-from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -78,17 +77,22 @@ def test_what_does_not_go_together(error_of: ErrorOf, given: list[str], message:
     assert message in error_of(*given)
 
 
-@pytest.mark.slow
-def test_gradients_in_sixteen_bits(runs: Runs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The plugin of docs/optim.md: one step of SGD with lr 1 changes each weight by gradients rounded to bf16."""
+def short_gradients(trainer: Trainer) -> None:
+    """The plugin of docs/optim.md."""
     page = (PROJECT / "docs" / "optim.md").read_text()
     (block,) = re.findall(r"```python\n(# custom/short_gradients.py\n.*?)```", page, re.DOTALL)
-    (tmp_path / "short_gradients.py").write_text(block)
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+    names: dict[str, Any] = {}
+    exec(block, names)
+    names["attach"](trainer)
+
+
+@pytest.mark.slow
+def test_gradients_in_sixteen_bits(runs: Runs) -> None:
+    """One step of SGD with lr 1 changes each weight by gradients rounded to bf16."""
     step = [*PLAIN, "--optim.optim_type", "SGD", "--batch_size", "16"]
     step += ["--progress.epoch", "null", "--progress.max_steps", "1", "--optim.lr"]
     weights = {}
-    for name, plugins in (("whole", "[]"), ("bf16", "[short_gradients:attach]")):
+    for name, plugins in (("whole", "[]"), ("bf16", "[engine.model.test_processes:short_gradients]")):
         several(runs, 2, runs.words(*step, "1", "--plugins", plugins, name=name))
         weights[name] = whole(runs.root / name)["model"]
     start = whole(runs.train(*step, "1e-30", name="start"))["model"]
