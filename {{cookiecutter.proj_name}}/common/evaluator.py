@@ -10,8 +10,9 @@ from typing import Any
 from zlib import crc32
 
 import torch
+from loguru import logger
 
-from common.base.context import error_context
+from common.base.context import error_context, with_notes
 from common.base.errors import UserError
 from common.base.files import write_text
 from common.base.text import label, plain
@@ -19,6 +20,7 @@ from common.data.loader import EvaluationLoader, Step
 from common.distributed import Rank, max_over_ranks
 from common.distributed.seed import mix, random_state_unchanged, set_seed
 from common.evaluation.loss import Losses, LossSums
+from common.evaluation.metric import MetricDict
 from common.monitor.pictures import Picture, save_png
 from common.monitor.result import SetResult, SplitResult
 from common.monitor.show import Show
@@ -89,7 +91,7 @@ class Evaluator:
                 raise EvaluationInterrupted(number)
             losses, samples = seen.losses.means(self.rank)
             total = {name: value for name, value in losses.items() if name == "loss" or value == losses.get("loss")}
-            metrics = seen.metrics.compute(self.rank, self.task.classes if max_pictures else None)
+            metrics = seen.metrics.compute(self.task.classes if max_pictures else None)
             pictures = seen.gallery.finish() if max_pictures else []
             return SetResult(total | metrics | losses, samples, pictures, seen.metrics.figures)
 
@@ -109,6 +111,8 @@ class Evaluator:
                     seen.gallery.finish()
                     if needs_loss and "loss" not in losses:
                         raise UserError("best.metric is loss, but the task gives no loss in validation; name a metric")
+                    if self.rank.is_main:
+                        _try_compute(seen.metrics)
                     for call in self.after_sanity_check:
                         call(loader, batch, output, losses)
                 elif self.lockstep_forward:
@@ -116,14 +120,14 @@ class Evaluator:
 
     def metrics(self, step: Step) -> dict[str, float]:
         """Compute the metrics of a training step over all processes. Every process must call this."""
-        seen, plan = _Pass(self.task, Rank(), 0), step.global_batch
+        seen, plan = _Pass(self.task, self.rank, 0), step.global_batch
         with self._evaluating():
             for batch, size, weight in zip(step.batches, plan.sizes, plan.weights, strict=True):
                 if weight:
                     self._add(seen, batch, range(size))
                 elif self.lockstep_forward:
                     self.measure(batch)
-            return seen.metrics.compute(self.rank)
+            return seen.metrics.compute()
 
     def pictures(self, batch: Any, limit: int) -> list[Picture]:
         """Up to `limit` pictures of a loaded batch."""
@@ -181,8 +185,19 @@ class _Pass:
     """The measurements of a pass over a dataset, so far."""
 
     def __init__(self, task: Task, rank: Rank, max_pictures: int, *, fixed: bool = False) -> None:
-        self.losses, self.metrics, self.batches = LossSums(), task.metric.start(), 0
+        self.losses, self.metrics, self.batches = LossSums(), task.metric.start(rank), 0
         self.gallery = task.gallery(task, rank, max_pictures, fixed=fixed)
+
+
+def _try_compute(metrics: MetricDict) -> None:
+    """Compute the metrics of one batch. Raises a mistake of the code; only warns of what may lie in so few samples."""
+    try:
+        metrics.compute()
+    except (UserError, NotImplementedError):
+        raise
+    except (ValueError, ArithmeticError, RuntimeError) as error:
+        text = "computing metrics of the first batch alone fails: {}: {}"
+        logger.warning(text, type(error).__name__, with_notes(error))
 
 
 def _where(loader: EvaluationLoader, done: int) -> str:

@@ -99,7 +99,7 @@ def measured(scores: Tensor, labels: Tensor, shares: Sequence[Sequence[Sequence[
     """Return the metrics of samples whose batches are dealt to ranks: rank, batch, indices."""
     ranks: list[MetricDict] = []
     for batches in shares:
-        seen = MetricFactory(sections).start()
+        seen = MetricFactory(sections).start(Rank(world_size=len(shares)))
         for indices in batches:
             logits = scores[list(indices)]
             output = {"logits": logits, "prediction": logits.argmax(1), "probabilities": logits.softmax(1)}
@@ -111,10 +111,10 @@ def measured(scores: Tensor, labels: Tensor, shares: Sequence[Sequence[Sequence[
         objects: list[Any] = [rank._metrics[name] for rank in ranks]
         if name in CURVES:
             objects = [rank._buffers[name]._batches for rank in ranks]
-        part = MetricDict({name: kind}, {})
+        part = MetricDict({name: kind}, {}, Rank(world_size=len(ranks)))
         part._buffers[name] = main._buffers[name]
         with gathered(objects), patch("common.evaluation.metric.from_main", lambda value, rank: value):
-            values |= part.compute(Rank(world_size=len(ranks)))
+            values |= part.compute()
     return values
 
 

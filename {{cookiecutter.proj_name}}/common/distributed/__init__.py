@@ -12,6 +12,7 @@ from common.distributed.collectives import barrier as barrier
 from common.distributed.collectives import from_main as from_main
 from common.distributed.collectives import gather_objects as gather_objects
 from common.distributed.collectives import gather_to_main as gather_to_main
+from common.distributed.collectives import group_hidden as group_hidden
 from common.distributed.collectives import main_first as main_first
 from common.distributed.collectives import max_over_ranks as max_over_ranks
 from common.distributed.collectives import sum_over_ranks as sum_over_ranks

@@ -75,6 +75,17 @@ def barrier(rank: Rank) -> None:
 
 
 @contextmanager
+def group_hidden() -> Iterator[None]:
+    """Run the block as in a single process: code that asks for a process group (torchmetrics) finds none."""
+    world = dist.group.WORLD
+    dist.group.WORLD = None
+    try:
+        yield
+    finally:
+        dist.group.WORLD = world
+
+
+@contextmanager
 def main_first(rank: Rank) -> Iterator[None]:
     """Run the block on rank 0 first, then on all others at once; no rank leaves it before all have finished.
 

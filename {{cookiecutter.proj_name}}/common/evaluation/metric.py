@@ -2,24 +2,26 @@
 
 import copy
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import chain
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 from numpy.typing import ArrayLike
 from torch import Tensor
 from typing_extensions import Self
 
+from common.base.context import error_context
 from common.base.errors import UserError
 from common.base.nested import map_tensors
 from common.config import Problem
-from common.config.arguments import check_arguments
+from common.config.arguments import check_arguments, parameter_names
 from common.config.registry import METRIC_REGISTRY
 from common.config.schema import EditorRule
-from common.distributed import Rank, from_main, gather_objects, gather_to_main
-from common.evaluation.loss import Inputs, Term, by_part, look_up
+from common.distributed import Rank, from_main, gather_objects, gather_to_main, group_hidden
+from common.evaluation.loss import Inputs, Term, look_up
 from common.monitor.pictures import Pixels, to_rgb
 
 _OWN = ("inputs",)  # keys of a metric's section that are read here; all others are its arguments
@@ -110,64 +112,123 @@ class MetricFactory:
     """The configured metrics, empty.
 
     With `inputs: {label: batch.labels}` a metric finds `label` in the output and in the batch: the value at that path.
+    An object of another package that has `update` and `compute` (torchmetrics) gets its `inputs` as arguments.
     """
 
     def __init__(self, sections: Mapping[str, Any]) -> None:
-        self._empty: dict[str, Metric | GatheredMetric] = {}
+        self._empty: dict[str, Any] = {}
         self._inputs = {name: section["inputs"] for name, section in sections.items() if (section or {}).get("inputs")}
         for name, section in sections.items():
             metric = METRIC_REGISTRY.build({"type": name, **(section or {})}, ignore=_OWN)
             if not isinstance(metric, (Metric, GatheredMetric)):
-                kind = type(metric).__name__
-                raise UserError(f"metric.{name}: {kind} derives from neither Metric nor GatheredMetric")
+                _check_foreign(name, metric, self._inputs)
             self._empty[name] = metric
 
-    def start(self) -> "MetricDict":
-        """Empty metrics for one pass over a dataset."""
-        return MetricDict(copy.deepcopy(self._empty), self._inputs)
+    def start(self, rank: Rank) -> "MetricDict":
+        """Empty metrics for this process' part of one pass over a dataset."""
+        return MetricDict(copy.deepcopy(self._empty), self._inputs, rank)
+
+
+def _check_foreign(name: str, metric: Any, inputs: Mapping[str, Inputs]) -> None:
+    kind = type(metric).__name__
+    if not (hasattr(metric, "update") and hasattr(metric, "compute")):
+        rule = "derives from neither Metric nor GatheredMetric, and lacks update or compute"
+        raise UserError(f"metric.{name}: {kind} {rule}")
+    if name not in inputs:
+        takes = ", ".join(parameter_names(metric.update))
+        hint = "say where they are, as in inputs: {preds: output.logits, target: batch.label}"
+        raise UserError(f"metric.{name}: {kind} takes {takes}; {hint}")
 
 
 class MetricDict:
-    """The metrics of one pass."""
+    """The metrics of one pass. While their methods run, no process group is to be seen: only this class merges."""
 
-    def __init__(self, metrics: Mapping[str, Metric | GatheredMetric], inputs: Mapping[str, Inputs]) -> None:
-        self._metrics, self._inputs = metrics, inputs
+    def __init__(self, metrics: Mapping[str, Any], inputs: Mapping[str, Inputs], rank: Rank) -> None:
+        self._metrics, self._inputs, self._rank = metrics, inputs, rank
         self.figures: dict[str, Pixels] = {}  # by name; found by `compute`, in the main process
         self._buffers = {name: SampleBuffer(name) for name in metrics}
 
     def update(self, output: Any, batch: Any, indices: Sequence[int]) -> None:
         """Add a batch of the samples `indices` of the dataset."""
         for name, metric in self._metrics.items():
-            seen = [output, batch]
-            if name in self._inputs:
-                value = look_up(self._inputs[name], output, batch, f"metric.{name}")
-                # Parts that `inputs` does not name stay as they are, so one name that differs is one line.
-                seen = [{**part, **value} if isinstance(part, Mapping) else value for part in seen]
-            if isinstance(metric, Metric):
-                metric.update(*seen)
-            else:
-                self._buffers[name].add(metric.results(*seen), indices)
+            with group_hidden(), error_context(lambda name=name: f"in metric.{name}"):  # type: ignore[misc]
+                self._update(name, metric, output, batch, indices)
 
-    def compute(self, rank: Rank, classes: Sequence[str] | None = None) -> dict[str, float]:
+    def _update(self, name: str, metric: Any, output: Any, batch: Any, indices: Sequence[int]) -> None:
+        seen = [output, batch]
+        found: dict[str, Any] = {}
+        if name in self._inputs:
+            found = look_up(self._inputs[name], output, batch, f"metric.{name}")
+            # Parts that `inputs` does not name stay as they are, so one name that differs is one line.
+            seen = [{**part, **found} if isinstance(part, Mapping) else found for part in seen]
+        if isinstance(metric, Metric):
+            metric.update(*seen)
+        elif isinstance(metric, GatheredMetric):
+            self._buffers[name].add(metric.results(*seen), indices)
+        elif self._rank.is_single_process:
+            metric.update(**_on_cpu(found))
+        else:
+            self._buffers[name].keep(found, indices)
+
+    def compute(self, classes: Sequence[str] | None = None) -> dict[str, float]:
         """Values over all processes, the same on each of them: `name`, or `name.part` for a metric with several.
 
-        `classes`: their names, for figures; None: no figures.
+        Every process must call this. `classes`: their names, for figures; None: no figures.
         """
         values: dict[str, float] = {}
         for name, metric in self._metrics.items():
-            if isinstance(metric, Metric):
-                merged, *others = gather_objects(metric, rank)
+            with error_context(lambda name=name: f"in metric.{name}"):  # type: ignore[misc]
+                value, draw = self._compute(name, metric)
+                values |= _numbers(name, value)
+                if self._rank.is_main and classes is not None and draw is not None:
+                    with group_hidden():
+                        figure = draw(classes)
+                    if figure is not None:
+                        self.figures[name] = to_rgb(figure)
+        return values
+
+    def _compute(self, name: str, metric: Any) -> tuple[Any, Callable[[Sequence[str]], ArrayLike | None] | None]:
+        """Return the value of a metric on every process, and what draws it on the main one."""
+        rank = self._rank
+        if isinstance(metric, Metric):
+            merged, *others = gather_objects(metric, rank)
+            with group_hidden():
                 for other in others:  # in rank order on every process, so the sums are the same
                     merged.merge(other)
-                value, draw = merged.compute(), merged.figure
-            else:
-                results = self._buffers.pop(name).gather(rank)  # held no longer than needed
-                value = from_main(metric.compute(results) if rank.is_main else 0.0, rank)
-                draw = partial(metric.figure, results)
-            values |= {key: float(number) for key, number in by_part(name, value).items()}
-            if rank.is_main and classes is not None and (figure := draw(classes)) is not None:
-                self.figures[name] = to_rgb(figure)
-        return values
+                return merged.compute(), merged.figure
+        batches = self._buffers.pop(name).gather(rank)  # held no longer than needed
+        value = draw = None
+        if rank.is_main:
+            with group_hidden():
+                if isinstance(metric, GatheredMetric):
+                    results = joined(batches)
+                    value = metric.compute(results)
+                    draw = partial(metric.figure, results)
+                else:  # one object sees all batches in their order: its value is the value of one process
+                    for batch in batches:
+                        metric.update(**batch)
+                    value = metric.compute()
+        return from_main(value, rank), draw
+
+
+def _numbers(name: str, value: Any) -> Iterator[tuple[str, float]]:
+    """Yield each number of a value: of a dict by its keys, of a tensor or a list with several by their places."""
+    if isinstance(value, (Tensor, np.ndarray)):
+        value = value.tolist()
+    if isinstance(value, list) and len(value) == 1:
+        value = value[0]
+    if isinstance(value, (list, tuple)):
+        value = dict(enumerate(value))
+    if isinstance(value, Mapping):
+        for part, item in value.items():
+            yield from _numbers(f"{name}.{part}", item)
+    else:
+        yield name, float(value)
+
+
+def _on_cpu(values: Any) -> Any:
+    """Copy tensors to the CPU, also from there: a worker's keeps a file open, and a view its whole base alive."""
+    return map_tensors(values, lambda tensor: tensor.detach().to("cpu", copy=True))
 
 
 class SampleBuffer:
@@ -183,15 +244,21 @@ class SampleBuffer:
             if len(value) != len(indices):
                 fault = f"{name} has {len(value)} for {len(indices)} samples"
                 raise UserError(f"metric.{self._metric}: every result must have one entry per sample, but {fault}")
-        # A copy on the CPU too: a worker's tensor keeps a file of shared memory open, and a view its whole base alive.
-        on_cpu = map_tensors(results, lambda tensor: tensor.detach().to("cpu", copy=True))
-        self._batches.append((indices[0], on_cpu))
+        self.keep(results, indices)
 
-    def gather(self, rank: Rank) -> Results:
-        """Gather the results of all processes on the main one, in the order of the dataset; nothing on the others."""
+    def keep(self, results: Results, indices: Sequence[int]) -> None:
+        """Keep what belongs to a batch of the samples `indices`, whatever its lengths."""
+        self._batches.append((indices[0], _on_cpu(results)))
+
+    def gather(self, rank: Rank) -> list[Results]:
+        """Gather the batches of all processes on the main one, in the order of the dataset; nothing on the others."""
         gathered = chain.from_iterable(gather_to_main(self._batches, rank))
-        batches = [results for _, results in sorted(gathered, key=lambda batch: batch[0])]
-        return {name: _join([results[name] for results in batches]) for name in batches[0]} if batches else {}
+        return [results for _, results in sorted(gathered, key=lambda batch: batch[0])]
+
+
+def joined(batches: list[Results]) -> Results:
+    """Return the results of all samples by name."""
+    return {name: _join([results[name] for results in batches]) for name in batches[0]} if batches else {}
 
 
 def _join(parts: list[Any]) -> Any:

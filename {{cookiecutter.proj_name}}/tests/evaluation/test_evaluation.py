@@ -14,7 +14,7 @@ from typing_extensions import Self
 
 from common.base.errors import UserError
 from common.distributed import Rank
-from common.evaluation.metric import GatheredMetric, Metric, Results, SampleBuffer
+from common.evaluation.metric import GatheredMetric, Metric, Results, SampleBuffer, joined
 from tests.conftest import CONFIG, Runs, load, metrics
 from tests.ranks import several
 from tests.samples import Digits
@@ -158,7 +158,7 @@ def test_results_are_put_in_order() -> None:
     assert not any(results["x"].is_shared() for _, results in kept._batches)
     with pytest.raises(UserError, match=r"metric\.mine: .*y has 3 for 2 samples"):
         kept.add({"x": torch.ones(2), "y": torch.ones(3)}, [5, 6])
-    results = kept.gather(Rank())
+    results = joined(kept.gather(Rank()))
     assert (results["x"].tolist(), results["y"]) == ([0, 1, 2, 3, 4], list("abcde"))
 
 
