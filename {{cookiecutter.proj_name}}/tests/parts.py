@@ -267,6 +267,8 @@ def go_wrong(how: str) -> None:
         raise RuntimeError("a mistake in the model")
     if how == "exit":
         os._exit(0)
+    if how == "exit3":
+        os._exit(3)
     if how == "sys.exit":
         sys.exit(0)
     if how == "kill":
@@ -275,6 +277,10 @@ def go_wrong(how: str) -> None:
         torch.empty(1 << 62, dtype=torch.uint8)
     if how == "memory_of_CUDA":
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB")
+    if how == "abort":
+        os.abort()
+    if how == "barrier":
+        torch.distributed.barrier()
     if how == "hang":
         time.sleep(1000)
 

@@ -419,8 +419,7 @@ NAN = ["--loss", "{$REPLACE: true, ce: {type: tests.parts.NanOnRank1}}"]
             r"traceback : rank 1 has no table of",
         ),
         ("never 0 train 0", NAN, "1", r"the loss of step 3 is not a finite number \(rank 1, of train samples"),
-        # The rank that gives up is named; which one it waited for, it cannot know.
-        ("hang 1 train 4", ["--dist.timeout", "3"], "0", "[Tt]imed out"),
+        ("hang 1 train 4", ["--dist.timeout", "3"], "1", r"rank 1 failed =.*did not come to an exchange"),
         ("kill 1 train 5", [], "1", r"Signal 9 \(SIGKILL\) received"),
         ("exit 1 train 5", [], "0", r"rank 1: the process exited without an error message"),
         ("never 0 train 0", ["--optim.lrr", "3"], "[01]", r"unknown key; did you mean optim.lr\?"),
@@ -446,6 +445,46 @@ def test_one_process_under_torchrun(runs: Runs) -> None:
     done = run([*launcher, *runs.words(*SMALL)], env={**ENVIRONMENT, "BREAKS": "raise 0 train 5"})
     assert done.returncode == 1
     assert re.search(r"=== failed =.*a mistake in the model", done.stderr.split("Root Cause")[1], re.DOTALL)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("how", "report"),
+    [
+        ("exit", "with exit code 0"),
+        ("exit3", "with exit code 3"),
+        ("abort", "killed by SIGABRT"),
+        ("kill", "killed by SIGKILL"),
+    ],
+)
+def test_how_a_process_ended(runs: Runs, how: str, report: str) -> None:
+    """Without a word: its exit code or signal, on the terminal and in the log, also if it is the main process."""
+    rank = "0" if how == "kill" else "1"
+    words = [sys.executable, "train.py", *runs.words(*SMALL, "--dist.processes", "2")]
+    done = launched(runs, words, f"{how} {rank} train 5")
+    for text in (done.stderr, (runs.root / "run" / "train.log").read_text()):
+        assert f"rank {rank} failed" in text and f"without an error message, {report}\n" in text
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rank", ["0", "1"])
+def test_a_rank_that_does_not_come(runs: Runs, rank: str) -> None:
+    """It is named, with its line, although it knows of no error; not the others, which waited for it."""
+    ended = broken(runs, f"hang {rank} train 4", "--dist.timeout", "3", world=3)
+    block = last_block(ended.texts[0])
+    assert f"rank {rank} failed" in block and "did not come to an exchange in which other processes waited" in block
+    assert re.search(r"at +tests/parts.py:\d+, in go_wrong:  time.sleep", block)
+    assert re.search(r"during +rank [012] waited in vain: .*[Tt]imed out", block)
+    assert "time.sleep(1000)" in (runs.root / "run" / f"error_rank{rank}.txt").read_text()
+
+
+@pytest.mark.slow
+def test_ranks_in_different_exchanges(runs: Runs) -> None:
+    """The stack of the one in an exchange that only it has called, and no advice to wait longer."""
+    text = broken(runs, "barrier 1 eval 3", "--dist.timeout", "3", "--dataset.val.eval_batch_size", "32").texts[0]
+    block = last_block(text)
+    assert re.search(r"tests/parts.py:\d+, in go_wrong:  torch.distributed.barrier()", block)
+    assert "the processes wait in different exchanges" in block and "increase dist.timeout" not in text
 
 
 @pytest.mark.slow

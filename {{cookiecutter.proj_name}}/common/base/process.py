@@ -64,6 +64,20 @@ def die_with_parent(starter: int | None = None) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
+def exit_code_of(pid: int) -> int | None:
+    """Return the exit code of a process of this host that has just ended, negative for a signal; None if unknown.
+
+    Linux has it until the process that started it asks for it.
+    """
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            fields = file.read().rpartition(")")[2].split()
+    except OSError:
+        return None
+    is_ending = int(fields[6]) & 0x4  # PF_EXITING of proc(5)'s field `flags`
+    return os.waitstatus_to_exitcode(int(fields[49])) if is_ending else None
+
+
 @contextmanager
 def stop_with_reader() -> Iterator[None]:
     """End the program silently when its output is no longer read: `... | head`."""

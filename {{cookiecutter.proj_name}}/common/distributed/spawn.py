@@ -80,6 +80,19 @@ def _interpreter_flags() -> list[str]:
     return [] if "-m" in flags else flags
 
 
+def _exit_code(child: "subprocess.Popen[bytes]") -> int | None:
+    """Return the exit code of a process, negative for a signal; None while it runs. Other processes can still read it.
+
+    `poll` alone would remove it from the system (Linux; macOS has none to be read).
+    """
+    if child.returncode is not None or not hasattr(os, "waitid"):
+        return child.poll()
+    ended = os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    if ended is None:
+        return None
+    return ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status
+
+
 def _wait(children: Sequence["subprocess.Popen[bytes]"], arrived: list[int]) -> int:
     """Wait for all, and forward signals; when one fails, only `_GRACE_S` longer.
 
@@ -90,7 +103,7 @@ def _wait(children: Sequence["subprocess.Popen[bytes]"], arrived: list[int]) -> 
     first, until = 0, float("inf")
     while None in codes and time.monotonic() < until:
         time.sleep(_POLL_S)
-        codes = [child.poll() for child in children]
+        codes = [_exit_code(child) for child in children]
         if any(codes) and until == float("inf"):
             first = next(rank for rank, code in enumerate(codes) if code)
             until = time.monotonic() + _GRACE_S

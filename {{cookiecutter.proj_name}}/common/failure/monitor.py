@@ -7,12 +7,14 @@ sent in normal operation, and a busy or suspended process keeps its connection: 
 
 import os
 import secrets
+import signal
 import socket
 import sys
 import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from multiprocessing import AuthenticationError
 from multiprocessing.connection import Client, Connection, answer_challenge, deliver_challenge, wait
 from pathlib import Path
@@ -20,11 +22,13 @@ from typing import NoReturn
 
 from loguru import logger
 
+from common.base.process import exit_code_of
 from common.distributed import Rank, from_main
-from common.failure.report import EXIT_ERROR, Failure, report_to_torchrun
+from common.failure.report import EXIT_ERROR, Failure, Whereabouts, explain_timeout, report_to_torchrun, where_now
 
 _POLL_S = 0.5
 _CAUSE_WITHIN_S = 1.5  # after a likely consequence; without a cause by then, it counts as the cause itself
+_FOUND_WITHIN_S = 3.0  # after a timeout, for the others to say where they are
 _ANSWER_WITHIN_S = 5.0  # by rank 0, to a failed rank; longer than rank 0's own wait for a cause
 # A launcher ends all processes when the first one ends, and reports that one as the cause. So the failed rank leaves
 # rank 0 time to show the reason, then ends first.
@@ -33,7 +37,9 @@ _FOLLOW_AFTER_S = 2.0
 _END_AT_LATEST_S = 8.0  # even if something blocks: an unread terminal, a disk
 _NO_MESSAGE = "the process exited without an error message"
 _BYE = None  # the message of a rank that leaves after success
+_WHERE = "where"  # rank 0's question to all, which they answer with their `Whereabouts`
 _KILLED = "killed by a user or the scheduler, out of memory (see dmesg), or ended by os._exit"
+_SILENT = "it does not answer: it is suspended, or native code holds Python's lock"
 
 FailureSink = Callable[[Failure, bool], None]
 """Shows a failure: in this process' log and, if the second argument says so, on the terminal."""
@@ -94,11 +100,15 @@ class _ConnectedMonitor(FailureMonitor):
         if self._connection is None:
             return
         try:
-            if (failure := self._connection.recv()) is not _BYE:
-                self._end(failure, to_terminal=self.rank.is_main)
+            message = self._connection.recv()
+            while message == _WHERE:
+                _send(self._connection, where_now(self.rank))
+                message = self._connection.recv()
+            if message is not _BYE:
+                self._end(message, to_terminal=self.rank.is_main)
         except (EOFError, OSError):
             if not self._has_left:
-                self._end(self._main_if_killed, to_terminal=self.rank.rank == 1)
+                self._end(_how_it_ended(self._main_if_killed), to_terminal=self.rank.rank == 1)
 
     def _end(self, failure: Failure, to_terminal: bool) -> NoReturn:
         """Show the first failure of the run, and end this process."""
@@ -148,25 +158,42 @@ class _Hub:
 
     def _watch(self) -> None:
         """Send the first failure to all: at once, or a little later if another failure may be its cause."""
-        suspect = None
+        suspect: Failure | None = None
         decide_at = float("inf")
+        found: dict[int, Whereabouts] = {}  # by rank
         while time.monotonic() < decide_at:
             for connection in wait(list(self._members), _POLL_S):
                 assert isinstance(connection, Connection)
                 try:
-                    failure: Failure | None = connection.recv()
+                    message = connection.recv()
                 except (EOFError, OSError):
-                    failure = self._members.pop(connection)
-                if failure is _BYE:
+                    message = _how_it_ended(self._members.pop(connection))
+                if message is _BYE:
                     del self._members[connection]
-                elif not failure.may_follow:
-                    self.send_to_all(failure)
+                elif isinstance(message, Whereabouts):
+                    found.setdefault(message.rank, message)
+                elif not message.may_follow:
+                    self.send_to_all(message)
                     return
-                elif suspect is None:
-                    suspect, decide_at = failure, time.monotonic() + _CAUSE_WITHIN_S
+                else:
+                    found[message.rank] = Whereabouts(message.rank, message.trace, waits=True)
+                    if suspect is None:
+                        suspect = message
+                        decide_at = time.monotonic() + (_FOUND_WITHIN_S if message.is_timeout else _CAUSE_WITHIN_S)
+                        if message.is_timeout:
+                            self.send_to_all(_WHERE)
+        if suspect is not None and suspect.is_timeout:
+            suspect = self._explained(suspect, found)
         self.send_to_all(suspect)
 
-    def send_to_all(self, message: Failure | None) -> None:
+    def _explained(self, suspect: Failure, found: dict[int, Whereabouts]) -> Failure:
+        """Return the report of a timeout, given where the other ranks are; some have not answered."""
+        for other in self._members.values():
+            found.setdefault(other.rank, Whereabouts(other.rank, _SILENT, waits=False, host=other.host, pid=other.pid))
+        del found[suspect.rank]
+        return explain_timeout(suspect, [found[rank] for rank in sorted(found)])
+
+    def send_to_all(self, message: Failure | str | None) -> None:
         for connection in list(self._members):
             _send(connection, message)
 
@@ -197,6 +224,22 @@ def connect(rank: Rank) -> FailureMonitor:
     return _ConnectedMonitor(rank, connection, main_if_killed, hub)
 
 
+def _how_it_ended(failure: Failure) -> Failure:
+    """Add the exit code or the signal to the report of a process that ended without a word, if it was on this host."""
+    code = exit_code_of(failure.pid) if failure.host == socket.gethostname() else None
+    if code is None:
+        return failure
+    if code >= 0:
+        return replace(
+            failure, title=f"{_NO_MESSAGE}, with exit code {code}", hint="os._exit, or a library that exits?"
+        )
+    number = signal.Signals(-code)
+    hint = "a crash in native code? python -X faulthandler shows where"
+    if number == signal.SIGKILL:
+        hint = "killed by a user or the scheduler, or the machine ran out of memory (see dmesg)"
+    return replace(failure, title=f"{_NO_MESSAGE}, killed by {number.name}", hint=hint)
+
+
 def end(code: int) -> NoReturn:
     """End this process at once, without any cleanup that could deadlock with other processes."""
     with suppress(Exception):
@@ -206,7 +249,7 @@ def end(code: int) -> NoReturn:
     os._exit(code)
 
 
-def _send(connection: Connection | None, message: Failure | None) -> None:
+def _send(connection: Connection | None, message: Failure | Whereabouts | str | None) -> None:
     """Send a message; does nothing if the other side has closed."""
     if connection is not None:
         with suppress(OSError):

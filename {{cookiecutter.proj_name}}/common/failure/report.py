@@ -5,11 +5,14 @@ import json
 import os
 import re
 import socket
+import sys
+import threading
 import time
 import traceback
 from collections import Counter
+from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from textwrap import shorten
 
@@ -28,6 +31,10 @@ EXIT_INTERRUPTED = 130  # 128 + SIGINT
 HINT = "hint: "  # begins a note on an error that is shown as its hint
 
 _ROOT = f"{PROJECT}{os.sep}"
+_TORCH = f"{Path(torch.__file__).parent}{os.sep}"
+_EXCHANGES = (f"{_TORCH}distributed{os.sep}", f"{_ROOT}common{os.sep}distributed{os.sep}")
+_ABSENT = "see why it does not get past this line; if it was at work as it should be, increase dist.timeout"
+_CROSSED = "the processes wait in different exchanges: is one called by only some of them, as under `if rank == 0`?"
 _FRAME = re.compile(r'^ *File "([^"]+)", line (\d+), in (\S+)\n +(.+)$', re.MULTILINE)
 # Torch's messages on one rank after another rank has ended or stopped responding.
 _CONSEQUENCE = "connection|broken pipe|socket|timed? ?out|remote process|NCCL|failed to recv|no error message|store has"
@@ -45,6 +52,7 @@ class Failure:
         during: the enclosing operations, innermost first: step, epoch, samples.
         hint: advice, from a note on the error that begins with `HINT`.
         may_follow: this looks like the consequence of another rank's failure, which is then the cause.
+        is_timeout: it waited in vain for other ranks.
     """
 
     rank: int
@@ -56,6 +64,7 @@ class Failure:
     during: list[str] = field(default_factory=list)
     hint: str = ""
     may_follow: bool = False
+    is_timeout: bool = False
     host: str = field(default_factory=socket.gethostname)
     pid: int = field(default_factory=os.getpid)
 
@@ -112,11 +121,69 @@ def describe(error: BaseException, rank: Rank) -> Failure:
         trace = trace.replace(f"\n{note}", "")
     hint = next((note.removeprefix(HINT) for note in notes if note.startswith(HINT)), "")
     hint = hint or machine_hint(error, title)
-    if not hint and not rank.is_single_process and re.search("(?<!DataLoader )timed? ?out", title, re.IGNORECASE):
+    is_timeout = (
+        not rank.is_single_process and re.search("(?<!DataLoader )timed? ?out", title, re.IGNORECASE) is not None
+    )
+    if not hint and is_timeout:
         hint = "another rank was late or hangs; if it was legitimately busy, increase dist.timeout"
     during = [note for note in notes if not note.startswith(HINT)]
     may_follow = not rank.is_single_process and re.search(_CONSEQUENCE, title, re.IGNORECASE) is not None
-    return Failure(rank.rank, rank.world_size, code, title, trace, _source(trace), during, hint, may_follow=may_follow)
+    where = _source(trace)
+    return Failure(rank.rank, rank.world_size, code, title, trace, where, during, hint, may_follow, is_timeout)
+
+
+@dataclass(frozen=True)
+class Whereabouts:
+    """What a process does while another one waits in vain: the stack of its main thread.
+
+    Attributes:
+        waits: whether that is in an exchange too.
+    """
+
+    rank: int
+    stack: str
+    waits: bool
+    host: str = field(default_factory=socket.gethostname)
+    pid: int = field(default_factory=os.getpid)
+
+
+def where_now(rank: Rank) -> Whereabouts:
+    """Return what the main thread of this process does at the moment."""
+    ident = threading.main_thread().ident
+    stack = traceback.extract_stack(sys._current_frames()[ident or 0])
+    waits = False
+    for frame in reversed(stack):  # innermost first, up to the code that called torch
+        waits = waits or frame.filename.startswith(_EXCHANGES) or frame.name == "_engine_run_backward"
+        if not frame.filename.startswith(_TORCH):
+            break
+    return Whereabouts(rank.rank, "".join(traceback.format_list(stack)).rstrip(), waits)
+
+
+def explain_timeout(failure: Failure, found: Sequence[Whereabouts]) -> Failure:
+    """Return the report of a process that waited in vain, given what the others were doing then.
+
+    It becomes the report of one that did not come to the exchange. If all wait, in different places, it has all stacks.
+    """
+    waited = f"rank {failure.rank} waited in vain: {failure.title.splitlines()[0]}"
+    for there in found:
+        if not there.waits:
+            return Failure(
+                there.rank,
+                failure.world_size,
+                EXIT_ERROR,
+                "did not come to an exchange in which other processes waited for it (dist.timeout)",
+                f"Stack of rank {there.rank}:\n{there.stack}",
+                _source(there.stack),
+                [waited],
+                _ABSENT,
+                host=there.host,
+                pid=there.pid,
+            )
+    trace = "\n".join([failure.trace, *(f"Stack of rank {there.rank}:\n{there.stack}" for there in found)])
+    places = [f"rank {there.rank} waits at {_source(there.stack)}" for there in found]
+    is_crossed = any(_source(there.stack) != failure.source for there in found)
+    hint = _CROSSED if is_crossed else failure.hint
+    return replace(failure, trace=trace, during=[*failure.during, *places], hint=hint)
 
 
 def memory_held(file: Path) -> str:

@@ -1,6 +1,5 @@
 """Metrics of other packages, such as torchmetrics: by import path, or used inside a metric of one's own."""
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,8 +8,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from common.evaluation.metric import GatheredMetric, Metric, Value
-from tests.conftest import Runs
-from tests.evaluation.test_evaluation import metrics
+from tests.conftest import Runs, metrics
+from tests.evaluation.test_evaluation import evaluated_on, numbers
 from tests.ranks import several
 
 
@@ -81,19 +80,11 @@ def test_values_of_another_package(runs: Runs) -> None:
 @pytest.mark.parametrize("world", [2, 3])
 def test_the_values_of_one_process(runs: Runs, world: int) -> None:
     """With the same bits, whatever the object does with a process group. Of a training step's batches too."""
-    words = ["--metric", SECTIONS, "--best.metric", "Accuracy", "--progress.train_metric", "true"]
-    runs.train(*words)
-    words = ["--model_pt", str(runs.root / "run" / "checkpoints" / "latest.pt"), "--split", "val", "--out"]
-    several(runs, 1, [*words, str(runs.root / "1")], program="evaluate")
-    several(runs, world, [*words, str(runs.root / "n")], program="evaluate")
-    assert numbers(runs.root / "n") == numbers(runs.root / "1")
-    several(runs, world, runs.words("--metric", SECTIONS, "--progress.train_metric", "true", name="several"))
-
-
-def numbers(folder: Path) -> str:
-    """Return the values that `evaluate.py` wrote."""
-    text = (folder / "metrics.json").read_text()
-    return text[text.index('"values"') :]
+    words = ["--metric", SECTIONS, "--progress.train_metric", "true", "--progress.epoch", "1"]
+    last = runs.train(*words, "--dataset.val.eval_batch_size", "32") / "checkpoints" / "latest.pt"
+    alone = evaluated_on(runs, last, 1, 0, "--split", "val")
+    assert numbers(evaluated_on(runs, last, world, 0, "--split", "val")) == numbers(alone)
+    several(runs, world, runs.words(*words, name="several"))
 
 
 @pytest.mark.parametrize(
@@ -134,7 +125,8 @@ def test_metrics_are_computed_before_training(runs: Runs) -> None:
 
 
 def test_a_metric_that_needs_more_than_a_batch(runs: Runs) -> None:
-    folder = runs.train("--metric", f"{{mine: {{type: {__name__}.NeedsMore}}}}")
+    words = ["--metric", f"{{mine: {{type: {__name__}.NeedsMore}}}}", "--dataset.val.eval_batch_size", "32"]
+    folder = runs.train(*words)
     assert metrics(folder, "val")[-1]["values"]["mine"] == 1
     text = (folder / "train.log").read_text()
     assert "metrics of the first batch alone fails: ValueError: needs at least 100 samples\n  in metric.mine" in text
