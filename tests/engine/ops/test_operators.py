@@ -130,20 +130,31 @@ def test_compare_shows_a_wrong_kernel() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["add_matrix", "scale_exp"])
 def test_the_comparison(name: str, build_dir: str) -> None:
-    """`python -m custom.ops.compare add_matrix 5 3`, for any size; without a name it lists them."""
-    command = [sys.executable, "-m", f"{OPS.parent.name}.ops.compare"]
+    """`python custom/ops/add_matrix.py 5 3`, for any size, from any folder, also where Python adds none to
+    its path; or `python -m custom.ops.compare add_matrix 5 3`, which lists the operators without a name."""
+    module, script = ["-m", f"{OPS.parent.name}.ops.compare"], str(OPS / f"{name}.py")
     environment = {**ENVIRONMENT, "PYTHONPATH": "", "OPS_BUILD_DIR": build_dir}
-    done, refused = (
-        subprocess.run(
-            [*command, *words], cwd=PROJECT, env=environment, capture_output=True, text=True, timeout=120, check=False
+
+    def start(*words: str, folder: Path = PROJECT) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, *words]
+        return subprocess.run(
+            command, cwd=folder, env=environment, capture_output=True, text=True, timeout=120, check=False
         )
-        for words in ([name, "5", "3"], [])
-    )
+
+    refused = start(*module)
     assert refused.returncode == 1 and "compare add_matrix|scale_exp [SIZE ...]" in refused.stderr
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith(f"{name}: ") and "(5, 3) float32" in done.stdout
-    assert ("C++ on the CPU" in done.stdout) == bool(list(Path(build_dir).glob("*.so")))
-    assert done.stdout.endswith("gradcheck: passed\n")
+    is_built = bool(list(Path(build_dir).glob("*.so")))
+    for done in (
+        start(*module, name, "5", "3"),
+        start(script, "5", "3"),
+        start("-P", script, "5", "3", folder=Path(build_dir)),
+    ):
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.startswith(f"{name}: ") and "(5, 3) float32" in done.stdout
+        assert ("C++ on the CPU" in done.stdout) == is_built
+        assert ("there is no kernel to compare" in done.stdout) != is_built
+        assert "  values        0.0e+00" in done.stdout or is_built
+        assert done.stdout.endswith("gradcheck: passed\n")
 
 
 @pytest.mark.slow

@@ -1,7 +1,7 @@
 """Groups of parameters with a learning rate or a weight decay of their own, from the config and from a task."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from copy import deepcopy
 from dataclasses import field
 from pathlib import Path
@@ -236,9 +236,24 @@ def test_an_entry_may_refine_another(optim) -> None:
     }
 
 
+def test_a_rate_of_its_own_as_in_torch(optim: Callable[[str], OptimConfig]) -> None:
+    """Not a factor: exact, whatever optim.lr is; layer decay still applies."""
+    groups = "groups: [{match: head.*, lr: 0.07}, {match: layers.0.*, lr: 0.03, lr_mult: 1}]"
+    decay = "layer_decay: {blocks: [layers.*], factor: 0.5}"
+
+    def rates(text: str) -> dict[str, float]:
+        return learning_rates(build_optimizer(optim(text), Tower()))
+
+    assert rates(f"{{lr: 0.003, {groups}}}") == {"head": 0.07, "layers.0": 0.03, "rest": 0.003}
+    found = rates(f"{{lr: 0.003, {groups}, {decay}}}")
+    assert (found["head"], found["layers.0.layers.0"]) == (0.07, 0.03 * 0.25)
+
+
 @pytest.mark.parametrize(
     ("words", "says"),
     [
+        ("--optim.groups=[{match: head.*, lr: 1e-3, lr_mult: 2}]", ["optim.groups[0].lr = 0.001", "lr_mult", "remove"]),
+        ("--optim.groups=[{match: head.*, lr: 0}]", ["optim.groups[0].lr = 0", "greater than 0"]),
         ("--optim.groups=[{match: featurs.*}]", ["optim.groups[0].match: featurs.* matches none", "features.*?"]),
         (
             "--optim.groups=[{match: features.*}, {match: '*.bias'}]",

@@ -26,8 +26,8 @@ _NORMS = (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
 class Group(NamedTuple):
     """Parameters with a learning rate, a weight decay or an optimizer of their own.
 
-    `lr` is a factor of optim.lr; with `weight_decay` None, optim.weight_decay applies. With `optim_type` None it is
-    that of optim, and `args` override those of optim.args.
+    `lr` is a factor of `base_lr`, which is optim.lr if it is None. With `weight_decay` None, optim.weight_decay
+    applies. With `optim_type` None, the optimizer is optim.optim_type, and `args` override optim.args.
     """
 
     name: str
@@ -36,6 +36,7 @@ class Group(NamedTuple):
     weight_decay: float | None = None
     optim_type: str | None = None
     args: Mapping[str, Any] = {}
+    base_lr: float | None = None
 
 
 @section
@@ -43,6 +44,7 @@ class GroupConfig:
     """Parameters with a learning rate, a weight decay or an optimizer of their own."""
 
     match: Annotated[str | list[str], Field(min_length=1, description='parameters by full name, as in "backbone.*"')]
+    lr: Annotated[float | None, Field(gt=0.0, description="learning rate, as in torch; null: optim.lr x lr_mult")] = None
     lr_mult: Annotated[float, Field(gt=0.0, description="factor of optim.lr")] = 1.0
     weight_decay: Annotated[float | None, Field(ge=0.0, description="null: that of optim")] = None
     ndim: Annotated[int | None, Field(ge=0, description="only those with this many dimensions; 2: matrices")] = None
@@ -93,7 +95,8 @@ def parameter_groups(config: "OptimizerConfig", task: nn.Module, chosen: Iterabl
         if decay and parameter in without_decay:
             label, decay = label + _NO_DECAY, 0.0
         optim_type, args = config.kind(parts[0] if parts else None)
-        lr = config.lr * math.prod(part.lr for part in parts)
+        base_lr = next((part.base_lr for part in parts if part.base_lr is not None), config.lr)
+        lr = base_lr * math.prod(part.lr for part in parts)
         options = {"lr": lr, "weight_decay": decay, "optim_type": optim_type, "args": args}
         group = groups.setdefault(label, {"name": label, "params": [], **options})
         if not group.items() >= options.items():
@@ -154,7 +157,7 @@ def _entries(entries: Sequence[GroupConfig], names: Mapping[str, nn.Parameter]) 
             inside = [parameter for parameter in inside if parameter.dim() == entry.ndim]
             if not inside:
                 raise UserError(f"{where}.ndim: no parameter matching {entry.match} has {entry.ndim} dimensions")
-        yield Group(label, inside, entry.lr_mult, entry.weight_decay, entry.optim_type, entry.args)
+        yield Group(label, inside, entry.lr_mult, entry.weight_decay, entry.optim_type, entry.args, entry.lr)
 
 
 def _layers(config: LayerDecayConfig, names: Mapping[str, nn.Parameter]) -> dict[nn.Parameter, Group]:

@@ -71,7 +71,10 @@ def main(name: str = "", *sizes: str) -> None:
     count = len(parameters) - len(settings)
     make = getattr(module, "example_inputs", lambda *size: [torch.randn(size) for _ in range(count)])
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    print(f"{name}: {package.implementation}")
+    built = package.implementation
+    print(f"{name}: {built}")
+    if built.library is None or (device == "cuda" and not built.architectures):
+        print("  there is no kernel to compare: below, the reference is compared with itself")
     print(compare(operator, module.reference, [tensor.to(device) for tensor in make(*size)], **settings))
 
 

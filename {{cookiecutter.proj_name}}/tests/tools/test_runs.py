@@ -15,8 +15,9 @@ from common.run.lock import FolderLock
 from common.run.paths import RunPaths
 from tests.conftest import PROJECT, Runs, metrics
 from tools.runs import __main__ as tool
-from tools.runs.compare import conclusion
+from tools.runs.compare import conclusion, definition
 from tools.runs.read import read_run
+from tools.runs.report import results_of_all, rows_of
 
 
 @pytest.fixture(scope="module")
@@ -80,7 +81,7 @@ def test_different_metrics_are_not_compared(experiments: Path, capsys: pytest.Ca
     """Runs ranked by loss and by Accuracy: each has a best one of its own; a damaged run says what is wrong."""
     tool.main([str(experiments)])
     output = capsys.readouterr().out
-    assert "Only runs with the same best.metric and the same validation data are ranked together." in output
+    assert "Only runs with the same best.metric, computed alike on the same validation data, are ranked together." in output
     assert "best by loss: sweep/fast, " in output and "best by Accuracy: other, " in output
     damaged = next(line for line in output.splitlines() if line.startswith("damaged"))
     assert "killed" in damaged and all(name in damaged for name in ("status.json", "config.yaml", "metrics.jsonl"))
@@ -101,6 +102,28 @@ def test_different_data_are_not_compared(runs: Runs, capsys: pytest.CaptureFixtu
     several = [read_run(each) for each in (*folders, other)]
     assert conclusion(several, ["a", "b", "c"])[0][0].startswith("Only runs with the same best.metric")
     assert conclusion(several[:2], ["a", "b"])[0][0].startswith("best by loss: b, ")
+
+
+def test_different_losses_are_not_compared(runs: Runs, capsys: pytest.CaptureFixture[str]) -> None:
+    """A smaller weight makes a smaller loss, not a better model. Metrics and parts of the loss have no weight."""
+    weights = ("1", "0.01")
+    folders = [runs.train("--loss.CrossEntropyLoss.weight", weight, name=f"w{weight}") for weight in weights]
+    tool.main([str(runs.root)])
+    output = capsys.readouterr().out
+    assert "Only runs with the same best.metric, computed alike" in output
+    best = [line for line in output.splitlines() if line.startswith("best by loss (")]
+    assert len(best) == 2, output
+    assert "loss.CrossEntropyLoss.weight 0.01" in best[0] and "): w0.01, " in best[0] and "): w1, " in best[1], best
+    several = [read_run(each) for each in folders]
+    marked = {name: best for name, _, best in rows_of(several, results_of_all(several, weights))}
+    assert marked["val loss"] is None and marked["val Accuracy"] is not None
+    for metric, is_alike in (("Accuracy", True), ("CrossEntropyLoss", True), ("loss", False), ("shifted.loss", False)):
+        found = {definition(run, metric) for run in several}
+        assert (len(found) == 1) == is_alike, (metric, found)
+    for run, size in zip(several, (1, 3), strict=True):  # of metrics, the arguments count
+        run.config["metric.Accuracy.k"] = size
+        run.config["best.metric"] = "Accuracy"
+    assert "metric.Accuracy.k 1): " in conclusion(several, weights)[1][0]
 
 
 def test_failed_starts_are_kept_apart(experiments: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -89,7 +89,7 @@ def columns(rows: Sequence[Row]) -> list[str]:
 def sort_rows(rows: Sequence[Row], by: str, *, backwards: bool = False) -> list[Row]:
     """Return the rows sorted by a column: results with the best one first, all else rising; rows without a value last.
 
-    With `best`, only runs with the same metric and the same validation data are compared.
+    With `best`, only runs with the same metric, computed alike on the same validation data, are compared.
 
     Raises:
         UserError: there is no such column.
@@ -102,7 +102,7 @@ def sort_rows(rows: Sequence[Row], by: str, *, backwards: bool = False) -> list[
     metric = column.partition(".")[2] if column.startswith(("val.", "eval.")) else ""
 
     def rank(row: Row) -> tuple[Any, ...]:
-        value, group = row.values.get(column), row.ranking if column == "best" else ("", "")
+        value, group = row.values.get(column), row.ranking if column == "best" else ("", "", "")
         if value is None or value != value:  # NaN
             return group, 2
         if not isinstance(value, (int, float)):

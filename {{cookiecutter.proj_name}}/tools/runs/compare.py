@@ -26,6 +26,7 @@ from tools.runs.read import RunFiles, leaves, read_run
 _NOT_COMPARED = re.compile(r"name|resume|allow_changes|dir\..*")
 # Which samples a run validates on; its other keys say how they are read.
 _DATA = re.compile(r"dataset\.val\.(?!(.*\.)?(eval_batch_size|size|transforms)$).*|debug\.max_samples")
+_RANKED = "Only runs with the same best.metric, computed alike on the same validation data, are ranked together."
 _DEPTH = 4  # folders below the one that is searched
 _BANNER = re.compile(r"^=+ .+ =+$", re.MULTILINE)  # in train.log, between two attempts
 _TIME = re.compile(r"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{3}", re.MULTILINE)
@@ -148,20 +149,38 @@ def _mode_by_class(run: RunFiles, name: str) -> str:
     return "max"
 
 
-def ranking(run: RunFiles) -> tuple[str, str]:
-    """Return what a run is ranked by: its metric, and its validation data as text. Runs are compared if both agree.
+def ranking(run: RunFiles) -> tuple[str, str, str]:
+    """Return what a run is ranked by: its metric, its validation data as text, and how the metric is computed.
 
-    Image sizes and transforms are ignored: they only prepare the same data differently.
+    Runs are compared if all three agree. Image sizes and transforms are ignored: they only prepare the same data
+    differently.
     """
     keys = [key for key in run.config if run.config[key] and _DATA.fullmatch(key)]
     keys.sort(key=lambda key: key.startswith("debug."))
     words = [f"{key.removeprefix('dataset.val.')} {to_text(run.config[key])}".removeprefix("type ") for key in keys]
-    return str(run.config.get("best.metric", "loss")), ", ".join(words)
+    metric = str(run.config.get("best.metric", "loss"))
+    return metric, ", ".join(words), definition(run, metric)
 
 
-def rank_runs(runs: Iterable[RunFiles]) -> dict[tuple[str, str], list[RunFiles]]:
+def definition(run: RunFiles, name: str) -> str:
+    """Return the settings that decide what a value of a validation is: of its metric, or of its loss, as text.
+
+    Values by one name are only comparable if they have one definition. A part of the loss is logged without its weight;
+    what is neither a metric nor a part of the loss is computed by the task, of everything.
+    """
+    configured = {key.split(".")[1] for key in run.config if key.startswith(("loss.", "metric."))}
+    part = next((part for part in name.split(".") if part in configured), None)
+    if part is None:
+        keys = [key for key in run.config if key.partition(".")[0] in ("loss", "task")]
+    else:
+        keys = [key for key in run.config if key.startswith((f"loss.{part}.", f"metric.{part}."))]
+        keys = [key for key in keys if not key.startswith(f"loss.{part}.weight")]
+    return ", ".join(f"{key} {to_text(run.config[key])}" for key in keys)
+
+
+def rank_runs(runs: Iterable[RunFiles]) -> dict[tuple[str, str, str], list[RunFiles]]:
     """Return the runs that have a best validation by what they are ranked by, see `ranking`; the best first."""
-    groups: dict[tuple[str, str], list[tuple[float, RunFiles]]] = {}
+    groups: dict[tuple[str, str, str], list[tuple[float, RunFiles]]] = {}
     for run in runs:
         if run.best:
             value = run.best["value"] * (-1 if mode(run) == "max" else 1)
@@ -172,15 +191,17 @@ def rank_runs(runs: Iterable[RunFiles]) -> dict[tuple[str, str], list[RunFiles]]
 def conclusion(runs: Sequence[RunFiles], names: Sequence[str]) -> list[tuple[str, str]]:
     """Return for each metric and validation data which run is best, by what, and the command that evaluates it."""
     lines, groups = [], rank_runs(runs)
-    for (metric, data), (run, *_) in groups.items():
+    for (metric, data, definition), (run, *_) in groups.items():
         best, file = run.best or {}, RunPaths(run.path).checkpoints / "best.pt"
         by = f"{metric} on {data}" if len({key[1] for key in groups}) > 1 else metric
+        if len({key[2] for key in groups if key[0] == metric}) > 1:
+            by += f" ({definition})"
         name = names[[other is run for other in runs].index(True)]
         text = f"best by {by}: {name}, {number(best['value']).strip()} at step {best['step']}"
         command = f"python evaluate.py --model_pt {shlex.quote(shown_path(file))}" if file.is_file() else ""
         lines.append((text if command else f"{text}; its best.pt is gone", command))
     if len(lines) > 1:
-        lines.insert(0, ("Only runs with the same best.metric and the same validation data are ranked together.", ""))
+        lines.insert(0, (_RANKED, ""))
     return lines
 
 

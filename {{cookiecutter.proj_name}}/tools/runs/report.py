@@ -99,10 +99,15 @@ def results_of_all(runs: Sequence[RunFiles], names: Sequence[str]) -> dict[str, 
 def rows_of(
     runs: Sequence[RunFiles], columns: Mapping[str, Mapping[str, float]]
 ) -> Iterator[tuple[str, list[float | None], float | None]]:
-    """Rows of (name, value of each column, the best one): none is best in a single run, or on other validation data."""
-    is_alike = len(runs) > 1 and len({compare.ranking(run)[1] for run in runs}) == 1
+    """Rows of (name, value of each column, the best one).
+
+    None is best in a single run, on different validation data, or if the runs compute the value in different ways.
+    """
+    is_on_same_data = len(runs) > 1 and len({compare.ranking(run)[1] for run in runs}) == 1
     for name in dict.fromkeys(name for values in columns.values() for name in values):
         values = [column.get(name) for column in columns.values()]
+        definitions = {compare.definition(run, name.partition(" ")[2]) for run in runs}
+        is_alike = is_on_same_data and len(definitions) == 1
         known = [value for value in values if is_alike and value is not None and value == value]
         choose = max if known and compare.mode(runs[0], name.partition(" ")[2]) == "max" else min
         yield name, values, choose(known) if len(known) > 1 else None
