@@ -89,12 +89,17 @@ def drop_empty(*folders):
 
 
 def template_folder(answers):
-    """Returns the folder that the template lies in, or None.
+    """Returns the folder that the template lies in, or None."""
+    return folder_at(answers.get("_repo_dir"))
 
-    cookiecutter names it as it was given: a relative one starts where the command ran, which it does not name.
+
+def folder_at(address):
+    """Returns the folder of a template whose address is a path; None if it is another address.
+
+    It is named as it was given: a relative path starts where the command ran, which nothing names.
     """
     starts = (os.environ.get("PWD", "/"), *Path.cwd().parents)
-    folders = (Path(start, answers.get("_repo_dir") or "/nowhere") for start in starts)
+    folders = (Path(start, address or "/nowhere") for start in starts)
     return next((folder for folder in folders if (folder / PROJECT).is_dir()), None)
 
 
@@ -187,7 +192,9 @@ def record(root, answers):
         return
     commit = answers.get("_commit") or commit_of(template_folder(answers))
     source = {"_commit": commit} if commit else {}
-    source["_src_path"] = answers["_template"]
+    address = answers["_template"]
+    folder = folder_at(address)  # `copier update` does not run where a relative path started
+    source["_src_path"] = address if folder is None else str(folder.resolve())
     source.update((key, answer) for key, answer in answers.items() if not key.startswith("_"))
     text = RECORD + yaml.safe_dump(source, sort_keys=False, allow_unicode=True, width=1000)
     (root / answers.get("_record", ".copier-answers.yml")).write_bytes(text.encode("utf-8"))

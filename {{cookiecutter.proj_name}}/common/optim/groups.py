@@ -44,7 +44,9 @@ class GroupConfig:
     """Parameters with a learning rate, a weight decay or an optimizer of their own."""
 
     match: Annotated[str | list[str], Field(min_length=1, description='parameters by full name, as in "backbone.*"')]
-    lr: Annotated[float | None, Field(gt=0.0, description="learning rate, as in torch; null: optim.lr x lr_mult")] = None
+    lr: Annotated[float | None, Field(gt=0.0, description="learning rate, as in torch; null: optim.lr x lr_mult")] = (
+        None
+    )
     lr_mult: Annotated[float, Field(gt=0.0, description="factor of optim.lr")] = 1.0
     weight_decay: Annotated[float | None, Field(ge=0.0, description="null: that of optim")] = None
     ndim: Annotated[int | None, Field(ge=0, description="only those with this many dimensions; 2: matrices")] = None

@@ -58,7 +58,9 @@ class OptimizerConfig:
         yield from self._problems("", *self.kind(), self.weight_decay)
         for at, group in enumerate(self.groups):
             if group.lr is not None and group.lr_mult != 1:
-                yield Problem(f"groups[{at}].lr", group.lr, "is the learning rate, and lr_mult is one too", "remove one")
+                yield Problem(
+                    f"groups[{at}].lr", group.lr, "is the learning rate, and lr_mult is one too", "remove one"
+                )
             decay = self.weight_decay if group.weight_decay is None else group.weight_decay
             if group.optim_type is not None or group.args or group.weight_decay:
                 yield from self._problems(f"groups[{at}].", *self.kind(group), decay)

@@ -81,7 +81,10 @@ def test_different_metrics_are_not_compared(experiments: Path, capsys: pytest.Ca
     """Runs ranked by loss and by Accuracy: each has a best one of its own; a damaged run says what is wrong."""
     tool.main([str(experiments)])
     output = capsys.readouterr().out
-    assert "Only runs with the same best.metric, computed alike on the same validation data, are ranked together." in output
+    assert (
+        "Only runs with the same best.metric, computed alike on the same validation data, are ranked together."
+        in output
+    )
     assert "best by loss: sweep/fast, " in output and "best by Accuracy: other, " in output
     damaged = next(line for line in output.splitlines() if line.startswith("damaged"))
     assert "killed" in damaged and all(name in damaged for name in ("status.json", "config.yaml", "metrics.jsonl"))
