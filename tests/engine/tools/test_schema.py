@@ -7,16 +7,19 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
+from jsonschema import Draft7Validator
 
 from common.config import resolve
 from common.config.problem import ConfigError
 from common.config.registry import REGISTRIES
+from common.config.source import read_file
 from cli.evaluation_folder import EvalConfig
 from tests.conftest import CONFIG, ENVIRONMENT, PROJECT, run
-from tests.tools.test_schema import SCHEMA, broken, mistakes
+from tests.tools.test_schema import SCHEMA, broken, mistakes, plain
 from tools.schema import files, is_edited
 from custom.config import Config
 
@@ -139,6 +142,52 @@ def test_the_schema_accepts_what_the_program_accepts(text: str, tmp_path: Path) 
     (tmp_path / "mine.yaml").write_text(f"$BASE: {CONFIG}\n{text}")
     resolve(Config, [tmp_path / "mine.yaml"])
     assert broken(yaml.safe_load(text), SCHEMA) == []
+
+
+def for_editors(schema: dict[str, Any], value: Any) -> list[str]:
+    """Return the keys that an editor underlines, by the package that editors' servers are tested against."""
+    return [".".join(map(str, error.absolute_path)) for error in Draft7Validator(schema).iter_errors(value)]
+
+
+def test_editors_accept_every_shipped_config() -> None:
+    """Configs and examples, read as YAML 1.2."""
+    Draft7Validator.check_schema(SCHEMA)
+    paths = [*(PROJECT / "configs").glob("*.yaml"), *(PROJECT / "examples").rglob("*.yaml")]
+    assert len(paths) >= 4
+    assert {path.name: found for path in paths if (found := for_editors(SCHEMA, plain(read_file(path))))} == {}
+
+
+@pytest.mark.parametrize(
+    ("text", "is_right"),
+    [
+        ("gpu_ids: 0,1", True),
+        ("gpu_ids: '0, 1'", True),
+        ("gpu_ids: 0,", True),
+        ("gpu_ids: all", True),
+        ("gpu_ids: a,b", False),
+        ("gpu_ids: '0'", False),
+        ("plugins: a.attach,b.attach", True),
+        ("plugins: a.attach", False),
+        ("optim: {lr_scheduler: {lr_steps: '30,60'}}", True),
+        ("optim: {args: {betas: '0.9,0.95'}}", True),
+        ("dataset: {train: {type: DigitsDataset, transforms: [{type: Normalize, mean: '0.5,0.5', std: '1,1'}]}}", True),
+        ("dataset: {train: {type: DigitsDataset, transforms: [{type: Normalize, mean: '0.5,x', std: '1,1'}]}}", False),
+        ("optim:\n  no_decay: 0,a.*", True),
+        ("optim: {no_decay: [0]}", True),
+        ("init_from: {rename: [[1, 2]]}", True),
+        ("name: 7", True),  # text, as it is typed
+        ("dir: {data_dir: true}", True),
+        ("name: [7]", False),
+        ("batch_size: '8'", False),
+    ],
+)
+def test_editors_accept_what_the_program_accepts(text: str, is_right: bool, tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text(f"$BASE: {CONFIG}\n{text}")
+    key = text.partition(":")[0]
+    mistakes_of = [problem.key for problem in mistakes(tmp_path / "mine.yaml")]
+    found = for_editors(SCHEMA, yaml.safe_load(text))
+    assert (not mistakes_of, not found) == (is_right, is_right), (mistakes_of, found)
+    assert all(each.startswith(key) for each in (*mistakes_of, *found))
 
 
 def test_the_schema_is_for_editing() -> None:
