@@ -169,7 +169,7 @@ def _or_text(rule: Rule) -> Rule:
 
 def _takes_text(kind: Rule) -> bool:
     types = kind.get("type", "string")
-    return "enum" not in kind and ("string" in types or types == "object")
+    return "enum" not in kind and "const" not in kind and ("string" in types or types == "object")
 
 
 def _arguments(registry: Registry, target: Callable[..., Any]) -> Rule:
