@@ -5,9 +5,8 @@ from typing import Any
 
 from torch.optim import Optimizer
 
-from common.base.context import error_context
 from common.optim import OptimConfig
-from common.optim.schedule import MomentumSchedule, Schedule, build_schedule
+from common.optim.schedule import Schedule, build_schedule
 from common.progress import Position
 
 
@@ -43,11 +42,7 @@ class WholeRun:
         steps = None if end is None else end - start
         cut = end == self._run.progress.max_steps
         length = (optimizer, steps, self._steps_per_epoch, self._run.debug.debug_mode, cut)
-        schedule = build_schedule(config.lr_scheduler, *length)
-        if config.momentum_scheduler is not None:
-            with error_context(lambda: "in optim.momentum_scheduler"):
-                schedule.momentum = build_schedule(config.momentum_scheduler, *length, kind=MomentumSchedule)
-        return schedule
+        return build_schedule(config.lr_scheduler, *length)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of the stage: nothing, if it is the only one."""

@@ -24,12 +24,6 @@ KINDS = {
     "ema": ["--optim.ema.decay", "0.9"],
     "plateau": ["--optim.lr_scheduler", "{type: plateau, patience: 1, threshold: 0.9}"],
     "warm-up": ["--optim.lr_scheduler", "{type: cosine, warmup: 3step}", "--optim.clip_gradients", "0.5"],
-    "momentum schedule": [
-        "--optim.momentum_scheduler",
-        "{type: onecycle_momentum, min_factor: 0.8}",
-        "--optim.lr_scheduler.type",
-        "onecycle",
-    ],
     "bf16": ["--precision.mode", "bf16"],
     "fp16": ["--precision.mode", "fp16", "--optim.ema.decay", "0.9"],
     "accumulate": ["--batch_size", "12", "--optim.accumulate", "3"],

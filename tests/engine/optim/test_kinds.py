@@ -183,7 +183,7 @@ def test_a_state_fits_its_optimizer_only(configured) -> None:
             20,
             [
                 *("--optim.clip_gradients", "0.5", "--batch_size", "12", "--optim.accumulate", "3"),
-                *("--optim.lr_scheduler.type", "wsd", "--optim.momentum_scheduler", "{type: linear, min_factor: 0.5}"),
+                *("--optim.lr_scheduler.type", "wsd"),
             ],
         ),
         (8, ["--stages", "[{until: 4step, freeze: [head.*]}, {optim: {lr: 0.01}}]"]),
@@ -310,12 +310,6 @@ def test_warm_up_stable_decay(configured, name: str, keys: str, expected: list[f
     schedule = build_schedule(config.lr_scheduler, build_optimizer(config, mlp()), 12, None)
     rates = [schedule.factor(step) for step in range(13)]
     assert rates == pytest.approx([1 / 3, 2 / 3, *expected])
-
-
-def test_a_momentum_schedule_needs_the_momentum_of_every_group(configured) -> None:
-    groups = "[{match: 0.*, optim_type: SGD}]"
-    with pytest.raises(ConfigError, match=r"optim_type SGD of groups\[0\] has no momentum"):
-        configured(optim=f"{{momentum_scheduler: {{type: linear}}, groups: {groups}}}")
 
 
 def test_a_recording_sees_several_optimizers_as_one(runs: Runs) -> None:

@@ -1,32 +1,30 @@
-"""The momentum as a schedule."""
+"""The momentum as a function of the step: the plugin of docs/optim.md."""
 
-from pathlib import Path
+import re
+from typing import Any
 
 import pytest
 
-from tests.conftest import ErrorOf, Runs, load
+from common.trainer import Trainer
+from tests.conftest import PROJECT, Runs, load, same
+
+PLUGIN = ["--plugins", "[engine.optim.test_momentum:rising]"]
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (["--optim.optim_type", "SGD"], "optim_type SGD has no momentum; set args.momentum"),
-        (["--optim.momentum_scheduler.type", "plateau"], "is not a function of the step"),
-        (["--optim.momentum_scheduler.warmup", "99epoch"], "in optim.momentum_scheduler"),
-    ],
-)
-def test_a_momentum_that_cannot_follow(error_of: ErrorOf, words: list[str], said: str) -> None:
-    assert said in error_of("--optim.momentum_scheduler", "{type: linear}", *words)
+def rising(trainer: Trainer) -> None:
+    page = (PROJECT / "docs" / "optim.md").read_text()
+    (block,) = re.findall(r"```python\n(# custom/momentum.py\n.*?)```", page, re.DOTALL)
+    names: dict[str, Any] = {}
+    exec(block.replace("300", "4"), names)
+    names["attach"](trainer)
 
 
-def test_a_momentum_in_a_run(runs: Runs) -> None:
-    """It is that of the step, in the checkpoint too."""
-    scheduler = "{type: constant, warmup: 3step, warmup_factor: 0.5}"
-    for steps in (1, 4):
-        folder = runs.train(
-            *("--optim.momentum_scheduler", scheduler, "--optim.optim_type", "SGD", "--optim.args", "{momentum: 0.8}"),
-            *("--progress.max_steps", str(steps)),
-            name=f"run{steps}",
-        )
-        wanted = 0.8 * (0.625 if steps == 1 else 1)
-        assert load(Path(folder))["optimizer"]["param_groups"][0]["momentum"] == pytest.approx(wanted)
+def test_the_momentum_of_the_page(runs: Runs) -> None:
+    """Each step has its own, and a resume gives the same bits as a run without a stop."""
+    whole = runs.train(*PLUGIN, "--progress.max_steps", "4", name="whole")
+    runs.train(*PLUGIN, "--progress.max_steps", "2", name="cut")
+    cut = runs.train(*PLUGIN, "--progress.max_steps", "4", "--resume", "auto", name="cut")
+    assert load(whole)["optimizer"]["param_groups"][0]["betas"][0] == pytest.approx(0.85 + 0.1 * 3 / 4)
+    assert same(load(whole)["model"], load(cut)["model"])
+    plain = runs.train("--progress.max_steps", "4", name="plain")
+    assert not same(load(whole)["model"], load(plain)["model"])

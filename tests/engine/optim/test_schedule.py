@@ -17,7 +17,7 @@ from common.config import ConfigError, resolve, section
 from common.config.record import config_of_today
 from common.config.registry import SCHEDULE_REGISTRY
 from common.optim import OptimConfig, build_schedule
-from common.optim.schedule import MomentumSchedule, Schedule
+from common.optim.schedule import Schedule
 
 TOTAL, EPOCH = 60, 6  # optimizer steps in the run and in an epoch
 BASE = 0.5
@@ -43,13 +43,12 @@ def build(tmp_path: Path):
         total: int | None = TOTAL,
         epoch: int | None = EPOCH,
         optimizer: Optimizer | None = None,
-        kind: type[Schedule] = Schedule,
     ) -> tuple[Schedule, Optimizer]:
         path = tmp_path / "config.yaml"
         path.write_text(f"optim: {{lr_scheduler: {text}}}\n")
         config = resolve(Root, [path]).config.optim.lr_scheduler
         optimizer = optimizer or an_optimizer()
-        return build_schedule(config, optimizer, total, epoch, kind=kind), optimizer
+        return build_schedule(config, optimizer, total, epoch), optimizer
 
     return make
 
@@ -404,23 +403,6 @@ def test_another_schedules_state_has_no_effect(build) -> None:
     assert plateau.state_dict() == before
     cosine.load_state_dict(plateau.state_dict())
     assert cosine.state_dict() == {}
-
-
-@pytest.mark.parametrize("cls", [SGD, AdamW])
-def test_the_momentum_of_onecycle_is_that_of_torch(build, cls: type[Optimizer]) -> None:
-    """In `momentum`, or the first of `betas`; the other one stays."""
-    arguments: dict[str, Any] = {"momentum": 0.95} if cls is SGD else {"betas": (0.95, 0.99)}
-    mine, theirs = an_optimizer(cls, **arguments), an_optimizer(cls, **arguments)
-    kind = f"{{type: onecycle_momentum, min_factor: {0.85 / 0.95}}}"
-    schedule = build(kind, optimizer=mine, kind=MomentumSchedule)[0]
-    scheduler = lr_scheduler.OneCycleLR(theirs, [BASE, 2 * BASE], total_steps=TOTAL)
-    for step in range(TOTAL - 1):
-        schedule.step(step)
-        for own, wanted in zip(mine.param_groups, theirs.param_groups, strict=True):
-            key = "momentum" if cls is SGD else "betas"
-            assert own[key] == pytest.approx(wanted[key]) and own["lr"] >= BASE
-        theirs.step()
-        scheduler.step()
 
 
 def test_a_schedule_that_counts_epochs(build) -> None:

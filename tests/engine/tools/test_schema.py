@@ -132,7 +132,6 @@ def test_the_schema_finds_mistakes(text: str, key: str, tmp_path: Path) -> None:
         "dataset: {val: {$REPLACE: true, a: {type: DigitsDataset, eval_batch_size: 8}}}\nbest: {metric: a.loss}",
         "progress: {epoch_val: 0.5epoch, epoch_save_latest: '2 epochs', log_every: 20, epoch_eval: '-1'}",
         "optim: {lr_scheduler: {type: onecycle, warmup: 1, pct_start: 0.2, args: {div_factor: 5}}}",
-        "optim: {momentum_scheduler: {type: onecycle_momentum, pct_start: 0.2}, args: {betas: [0.9, 0.99]}}",
         "num_workers: '${optim.accumulate}'\nprogress: {epoch_eval: '${progress.epoch_val}'}",
         "worker: 2\nprogress: {iter_loss: 20}\nmodel: {width: '${worker}'}",
     ],

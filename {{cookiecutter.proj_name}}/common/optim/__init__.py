@@ -1,18 +1,14 @@
 """How weights change: optimizer, learning rate, clipping, EMA, precision."""
 
-from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import field
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from common.base.errors import UserError
-from common.config import ABSENT, Conversions, Problem, section
-from common.config.arguments import parameters
+from common.config import Conversions, section
 from common.optim.clip import Clip, ClipConfig
 from common.optim.ema import Ema, EmaConfig, averaged_state_dict
-from common.optim.optimizer import OptimizerConfig, build_optimizer, needs_closure, optimizer_class
+from common.optim.optimizer import OptimizerConfig, build_optimizer, needs_closure
 from common.optim.schedule import LrSchedulerConfig, build_schedule
 
 __all__ = ["Clip", "Ema", "OptimConfig", "averaged_state_dict", "build_optimizer", "build_schedule", "needs_closure"]
@@ -43,10 +39,6 @@ class OptimConfig(ClipConfig, OptimizerConfig):
 
     accumulate: Annotated[int, Field(ge=1, description="micro-batches per optimizer step")] = 1
     lr_scheduler: LrSchedulerConfig = field(default_factory=LrSchedulerConfig)
-    momentum_scheduler: Annotated[
-        LrSchedulerConfig | None,
-        Field(description="momentum, or the first of betas: keys as in lr_scheduler, for its factor; null: constant"),
-    ] = None
     ema: EmaConfig = field(default_factory=EmaConfig)
     bad_steps: BadStepsConfig = field(default_factory=BadStepsConfig)
 
@@ -61,18 +53,3 @@ class OptimConfig(ClipConfig, OptimizerConfig):
     }
 
     __stored__: ClassVar[Conversions] = dict.fromkeys(("clip_warmup", "clip_gradients_warmup"), _of_clip_warmup)
-
-    def problems(self) -> Iterator[Problem]:
-        """Also a schedule of a momentum that the optimizer does not have."""
-        yield from super().problems()
-        if self.momentum_scheduler is None:
-            return
-        if self.momentum_scheduler.type == "plateau":
-            yield Problem("momentum_scheduler.type", "plateau", "is not a function of the step")
-        for at, (name, args) in enumerate([self.kind(), *map(self.kind, self.groups)]):
-            with suppress(UserError):  # reported already
-                named = parameters(optimizer_class(name))[0]
-                if "betas" not in named and not args.get("momentum", getattr(named.get("momentum"), "default", 0)):
-                    where = f" of groups[{at - 1}]" if at else ""
-                    rule = f"optim_type {name}{where} has no momentum"
-                    yield Problem("momentum_scheduler", ABSENT, rule, "set args.momentum, if it takes it")

@@ -97,21 +97,11 @@ class Schedule:
         plateau: gives the factors, if they depend on validation results; None if they are a function of the step.
     """
 
-    momentum: "Schedule | None" = None
-
     def __init__(self, optimizer: Optimizer, factor: Callable[[int], float], warmup: int, start: float) -> None:
         self._optimizer, self._factor = optimizer, factor
         self.plateau = factor if isinstance(factor, Plateau) else None
         self._warmup, self._start = warmup, start
-        self._base = [self.value(group) for group in optimizer.param_groups]
-
-    def value(self, group: Mapping[str, Any]) -> float:
-        """Return the current value of a group."""
-        return float(group["lr"])
-
-    def set(self, group: dict[str, Any], value: float) -> None:
-        """Set the value of a group."""
-        group["lr"] = value
+        self._base = [float(group["lr"]) for group in optimizer.param_groups]
 
     def factor(self, step: int) -> float:
         """Return the factor at optimizer step `step`, counted from 0 over the whole run."""
@@ -127,9 +117,7 @@ class Schedule:
         """
         factor = self._factor(step - self._warmup) if step >= self._warmup else self.factor(step)
         for group, base in zip(self._optimizer.param_groups, self._base, strict=True):
-            self.set(group, base * factor if rate is None else base * factor * rate(group_name(group)))
-        if self.momentum is not None:
-            self.momentum.step(step)
+            group["lr"] = base * factor if rate is None else base * factor * rate(group_name(group))
 
     def after_validation(self, value: float | None) -> None:
         """Pass on a validation result, the same on every rank, to a schedule that depends on it."""
@@ -146,16 +134,6 @@ class Schedule:
             self.plateau.state = {key: state[key] for key in self.plateau.state}
 
 
-class MomentumSchedule(Schedule):
-    """Schedules the momentum of each group: `momentum`, or the first of `betas`."""
-
-    def value(self, group: Mapping[str, Any]) -> float:
-        return float(group["betas"][0] if "betas" in group else group["momentum"])
-
-    def set(self, group: dict[str, Any], value: float) -> None:
-        group |= {"betas": (value, *group["betas"][1:])} if "betas" in group else {"momentum": value}
-
-
 def build_schedule(
     config: LrSchedulerConfig,
     optimizer: Optimizer,
@@ -163,7 +141,6 @@ def build_schedule(
     steps_per_epoch: int | None,
     debug: bool = False,
     cut: bool = False,
-    kind: type[Schedule] = Schedule,
 ) -> Schedule:
     """Build the configured schedule over a run of `total_steps` optimizer steps; None for a run of unknown length.
 
@@ -196,7 +173,7 @@ def build_schedule(
             raise UserError(f"optim.lr_scheduler: the end of {rule}; shorten the warm-up")
         arguments["steps"] = end - warmup
     factor = target(**arguments) if isinstance(target, type) else partial(target, **arguments)
-    schedule = kind(optimizer, factor, warmup, config.warmup_factor)
+    schedule = Schedule(optimizer, factor, warmup, config.warmup_factor)
     schedule.factor(0)  # rejects wrong arguments now, not in the first step
     return schedule
 

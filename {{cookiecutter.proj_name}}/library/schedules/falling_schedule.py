@@ -60,14 +60,6 @@ def cosine_restarts(step: int, steps: int, milestones: Sequence[int], min_factor
 
 
 @SCHEDULE_REGISTRY.register()
-def onecycle_momentum(step: int, steps: int, min_factor: float, pct_start: Share = 0.3) -> float:
-    """For optim.momentum_scheduler: falls from 1 to `min_factor` while `onecycle` rises, then rises again to 1."""
-    peak, last = pct_start * steps - 1.0, steps - 1.0
-    x = step / peak if step < peak else min(1.0, (step - peak) / (last - peak)) + 1.0
-    return min_factor + (1.0 - min_factor) * half_cosine(x)
-
-
-@SCHEDULE_REGISTRY.register()
 def onecycle(
     step: int,
     steps: int,
