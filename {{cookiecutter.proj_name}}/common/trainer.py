@@ -14,6 +14,7 @@ from common.checkpoint.fingerprint import changes, fingerprint
 from common.checkpoint.finite import are_finite, bad_loss, not_finite, step_check
 from common.checkpoint.folder import CheckpointFolder
 from common.checkpoint.guarantee import accept_changes
+from common.checkpoint.layout import Layout, check_extra_state
 from common.checkpoint.saver import Saver
 from common.checkpoint.state import RunState, load_task
 from common.data.loader import EvaluationLoader, Step
@@ -135,8 +136,10 @@ class Trainer:
             error_context(lambda: whereabouts(self.stream, self.step, self.at)),
         ):
             refuse_stale_weights(self.parts.data, self.task)
+            check_extra_state(self.task)
             self.evaluator.sanity_check(self.val, needs_loss=self.config.best.metric.rpartition(".")[2] == "loss")
             self.evaluator.sanity_check(self.evaluation)
+            self.state.layout.changed_buffers()  # refuses what this trial has made
             if self.config.progress.init_eval and self.saver.saved_step is None:  # not on a resume
                 self.evaluate()
             self.run_pending()
@@ -182,6 +185,8 @@ class Trainer:
     def log(self, step: Step) -> None:
         """Write a log line and its scalars. Only logged steps wait for the device."""
         self.check_losses()
+        if self.saver.saved_step is None:  # not only at the first save, which may be hours away
+            self.state.layout.changed_buffers()
         check_trained(self.task, self.parameters)
         self.saver.check()
         metrics = self.evaluator.metrics(step) if self.config.progress.train_metric else {}
@@ -284,6 +289,7 @@ class Trainer:
 
     def restore(self, run: RunContext) -> None:
         """Load the run's checkpoint, or only its weights, if it has one. Raises `UserError` if it does not fit."""
+        self.state.layout = Layout(self.task)  # again: plugins may have added to the task
         if run.checkpoint is None:
             return
         path, state = run.checkpoint.path, dict(run.checkpoint.state)

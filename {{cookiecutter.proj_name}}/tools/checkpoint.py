@@ -15,6 +15,8 @@ from common.config.names import join_names
 from common.optim.ema import averaged_state_dict
 from cli.program import run
 
+_LONGEST = 80  # characters that are shown of a value
+
 
 def main(argv: list[str]) -> int:
     """Print the contents of a checkpoint, or write its weights alone to a file."""
@@ -47,26 +49,37 @@ def summary(path: Path, state: Mapping[str, Any]) -> str:
         "code": f"{len(state['fingerprint'].get('code', {}))} files",
     }
     line = f"  {{:<{max(map(len, weights))}}}  {{:<8}} {{}}"
-    tensors = [(name, str(item.dtype).removeprefix("torch."), tuple(item.shape)) for name, item in weights.items()]
+    tensors = [item for item in weights.values() if isinstance(item, Tensor)]
     frozen = list(state.get("frozen", ()))
     lines = [
         f"{path}: format {state['format']}, {path.stat().st_size:,} bytes, all checksums right",
         f"step {at['step']}, epoch {at['epoch']}, sample {at['sample']} of {at['epoch_size']}",
         dump(facts).rstrip(),
         f"run {config['name']}, model {config['model']['type']} (--config shows all)",
-        *(line.format(*tensor) for tensor in tensors),
-        f"  {sum(value.numel() for value in weights.values()):,} numbers",
+        *(line.format(name, *_described(item)) for name, item in weights.items()),
+        f"  {sum(tensor.numel() for tensor in tensors):,} numbers",
         *([f"{len(frozen)} frozen tensors are not in it: {join_names(frozen)}"] if frozen else []),
     ]
     return "\n".join(lines)
 
 
-def export(weights: Mapping[str, Tensor], path: Path) -> None:
-    """Write weights alone: a state dict for `torch.load(..., weights_only=True)`, or a safetensors file."""
+def _described(item: Any) -> tuple[str, str]:
+    """Return the type and the shape of a tensor, or the value of other state."""
+    if isinstance(item, Tensor):
+        return str(item.dtype).removeprefix("torch."), str(tuple(item.shape))
+    text = repr(item)
+    return type(item).__name__, text if len(text) <= _LONGEST else f"{text[:_LONGEST]} ..."
+
+
+def export(weights: Mapping[str, Any], path: Path) -> None:
+    """Write weights alone: a state dict for `torch.load(..., weights_only=True)`, or a safetensors file, of tensors."""
     if path.suffix == ".safetensors":
         from safetensors.torch import save  # optional
 
-        data = save({name: value.contiguous().clone() for name, value in weights.items()})
+        tensors = {name: value for name, value in weights.items() if isinstance(value, Tensor)}
+        if others := weights.keys() - tensors.keys():
+            print(f"not in {path}, which holds tensors only: {join_names(sorted(others))}")
+        data = save({name: value.contiguous().clone() for name, value in tensors.items()})
         with output_file(path), atomic_file(path) as file:
             file.write(data)
     else:

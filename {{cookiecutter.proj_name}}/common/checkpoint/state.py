@@ -14,6 +14,7 @@ from common.base.nested import map_leaves
 from common.checkpoint.checksum import state_checksum
 from common.checkpoint.file import FORMAT
 from common.checkpoint.frozen import Frozen, check_frozen
+from common.checkpoint.layout import Layout, make_buffers
 from common.checkpoint.saver import whole
 from common.checkpoint.weights import load_weights
 from common.config.names import join_names
@@ -22,6 +23,8 @@ from common.distributed.buffers import named_buffers
 from common.distributed.seed import mix, random_state, set_random_state, set_seed
 from common.optim import averaged_state_dict
 from common.progress import Position
+
+_DATA = "data"  # the part whose state each process may have its own of: a dataset counts what it has read
 
 
 class Stateful(Protocol):
@@ -43,6 +46,7 @@ def load_task(task: nn.Module, state: Mapping[str, Any], source: Path, *, averag
     Raises:
         UserError: the weights are another model's, or a frozen tensor has changed.
     """
+    make_buffers(task, state.get("changed_buffers", ()), state)
     weights = {**state["model"], **state.get("task", {})}
     left_out = state.get("frozen", {})
     load_weights(task, averaged_state_dict(weights, state["ema"] if average else {}), str(source), left_out)
@@ -73,13 +77,14 @@ class RunState:
 
     def __post_init__(self) -> None:
         self._frozen = Frozen(self.task, kept=self.keep_frozen)
+        self.layout = Layout(self.task)
         self._warned = False
         self._draws_alike = self.about["config"]["dist"]["reduction"] == "fixed"
 
     def register(self, name: str, part: Stateful) -> None:
         """Save `part` with the run, for each rank if ranks differ. Raises `UserError` if the name is taken."""
-        if name in self.user_parts:
-            raise UserError(f"register_state: {name} is registered twice; give one of them another name")
+        if name in self.user_parts or name == _DATA:
+            raise UserError(f"register_state: the name {name} is taken; choose another")
         self.user_parts[name] = part
 
     def state_dict(self, at: Position, values: Mapping[str, float], pending: Collection[str] = ()) -> dict[str, Any]:
@@ -87,10 +92,14 @@ class RunState:
 
         Args:
             pending: the splits whose evaluation at `at` was interrupted by a signal.
+
+        Raises:
+            UserError: a freshly built task could not load it.
         """
         mine = random_state(self.rank.device)
         tensors, frozen = self.task.state_dict(), self._frozen.to_leave_out()
         model = {name: tensors.pop(name) for name in self.task.get_submodule("model").state_dict()}
+        parts = {name: part.state_dict() for name, part in self.parts.items()}
         user = {name: part.state_dict() for name, part in self.user_parts.items()}
         state = {
             "format": FORMAT,
@@ -100,9 +109,10 @@ class RunState:
             "model": {name: value for name, value in model.items() if name not in frozen},
             "task": {name: value for name, value in tensors.items() if name not in frozen},
             "frozen": frozen,
-            **{name: part.state_dict() for name, part in self.parts.items()},
+            "changed_buffers": self.layout.changed_buffers(),
+            **parts,
             "user": user,
-            "ranks": self._state_of_ranks(user),
+            "ranks": self._state_of_ranks({**user, _DATA: parts.get(_DATA, {})}),
             "differing": self.differing_buffers(),
             # With dist.reduction fixed, all ranks have the same, and each step seeds its own.
             "random": gather_to_main(mine, self.rank)[: 1 if self._draws_alike else None],
@@ -147,9 +157,13 @@ class RunState:
         Raises:
             UserError: the weights are another model's, a part is missing, or was saved for each of more or fewer ranks.
         """
-        load_task(self.task, state, source, average=False)
+        # In a rewind, the task has changed since it was built.
+        names = {*state.get("changed_buffers", ()), *self.layout.changed_buffers()}
+        load_task(self.task, {**state, "changed_buffers": names}, source, average=False)
         mine = self._mine(state, source)
+        state = {**state, _DATA: mine["user"].get(_DATA, state.get(_DATA, {}))}
         user = {**state["user"], **mine["user"]}
+        user.pop(_DATA, None)
         if missing := {*(self.parts.keys() - state.keys()), *(self.user_parts.keys() - user.keys())}:
             raise UserError(
                 f"{source} has no state of {', '.join(sorted(missing))}; only its weights can be used, not its state"

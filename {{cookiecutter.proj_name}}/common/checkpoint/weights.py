@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from common.base.errors import UserError
 from common.base.files import without_tilde
 from common.checkpoint.file import CheckpointError, current, is_checkpoint, load_archive
+from common.checkpoint.layout import EXTRA
 from common.config import section
 from common.config.names import join_names
 from common.distributed import Rank, main_first
@@ -71,7 +72,7 @@ def init_weights(model: nn.Module, config: InitConfig, project: Path, rank: Rank
     state = model.state_dict()
     wanted = {key: value for key, value in state.items() if not any(fnmatchcase(key, glob) for glob in config.exclude)}
     weights = {key: value for key, value in weights.items() if key in wanted or key not in state}
-    fitting = {key: value for key, value in weights.items() if key in wanted and value.shape == wanted[key].shape}
+    fitting = {key: value for key, value in weights.items() if key in wanted and not _differ(value, wanted[key])}
     misfits = _misfits(wanted, weights)
     report = "\n".join([f"{len(fitting)} of {len(state)} entries of the model from {path}", *misfits])
     if not fitting:
@@ -124,7 +125,7 @@ def _checksum(path: Path) -> str:
     return digest.hexdigest()
 
 
-def _read_weights(path: Path) -> dict[str, Tensor]:
+def _read_weights(path: Path) -> dict[str, Any]:
     state = load_archive(path)
     if is_checkpoint(state):
         state = current(state, path)
@@ -134,10 +135,10 @@ def _read_weights(path: Path) -> dict[str, Tensor]:
             state = state[name]
     if not isinstance(state, dict):
         raise CheckpointError(f"init_from: {path} has no weights (a dict of names and tensors)")
-    return {key: value for key, value in state.items() if isinstance(value, Tensor)}
+    return {key: value for key, value in state.items() if isinstance(value, Tensor) or str(key).endswith(EXTRA)}
 
 
-def _select(weights: Mapping[str, Tensor], config: InitConfig) -> dict[str, Tensor]:
+def _select(weights: Mapping[str, Any], config: InitConfig) -> dict[str, Any]:
     """Strip the prefixes of wrappers (DDP, torch.compile), then select by prefix, then rename."""
     chosen = {}
     for key, value in weights.items():
@@ -151,6 +152,11 @@ def _select(weights: Mapping[str, Tensor], config: InitConfig) -> dict[str, Tens
     return chosen
 
 
+def _differ(value: Any, expected: Any) -> bool:
+    """Return whether two tensors differ in shape. Other state is a module's own: its `set_extra_state` checks it."""
+    return isinstance(value, Tensor) and isinstance(expected, Tensor) and value.shape != expected.shape
+
+
 def _misfits(expected: Mapping[str, Any], weights: Mapping[str, Any]) -> list[str]:
     """Lines that list the keys that do not match, and how; empty if all match."""
     kinds = {
@@ -159,7 +165,7 @@ def _misfits(expected: Mapping[str, Any], weights: Mapping[str, Any]) -> list[st
         "of another shape": [
             f"{key}: {tuple(weights[key].shape)} in the file, {tuple(expected[key].shape)} in the model"
             for key in expected
-            if key in weights and expected[key].shape != weights[key].shape
+            if key in weights and _differ(weights[key], expected[key])
         ],
     }
     return [f"  {title} ({len(names)}): {join_names(names)}" for title, names in kinds.items() if names]

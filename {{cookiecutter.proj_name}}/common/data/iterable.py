@@ -14,7 +14,7 @@ from torch.utils.data import IterableDataset
 
 from common.base.errors import UserError
 from common.data.keyed import find_collate, loop_streams_unchanged, seed_all, set_epoch
-from common.data.loader import BatchStream, LoaderConfig, Step, make_loader
+from common.data.loader import BatchStream, LoaderConfig, Step, make_loader, refuse_lost_state
 from common.data.plan import GlobalBatch
 from common.data.view import kind_of
 from common.data.workers import read
@@ -157,6 +157,7 @@ class IterableStream(BatchStream):
             raise UserError(
                 f"loader.order: {kind_of(dataset)} is an iterable dataset, so it cannot be {order}; remove this key"
             )
+        refuse_lost_state(dataset, worker=0)  # with workers, the epoch is read again, and the log says so
         self.samples_per_step = batch_size * accumulate * rank.world_size
         self.drop_last = config.drop_last
         self.is_exactly_resumable = callable(getattr(dataset, "state_dict", None)) and worker == 0

@@ -11,11 +11,13 @@ import torch
 from pydantic import Field
 from torch.utils.data import DataLoader
 
+from common.base.errors import UserError
 from common.config import section
 from common.config.registry import COLLATE_REGISTRY, ORDER_REGISTRY, Registered
 from common.data.keyed import BatchKey, KeyedBatches, SizedDataset, find_collate
 from common.data.move import Loaded
 from common.data.plan import EpochPlan, GlobalBatch, evaluation_keys
+from common.data.view import kind_of
 from common.data.workers import end_workers, read, set_up_worker
 from common.distributed import Rank
 from common.progress import Position
@@ -126,6 +128,7 @@ class TrainStream(BatchStream):
     def __init__(
         self, dataset: SizedDataset, plan: EpochPlan, config: LoaderConfig, *, worker: int, device: torch.device
     ) -> None:
+        refuse_lost_state(dataset, worker)
         self.dataset = dataset
         self.plan = plan
         self.steps_per_epoch, self.epoch_size = plan.steps_per_epoch, plan.order.size
@@ -165,6 +168,23 @@ class TrainStream(BatchStream):
         for first in batches:  # to the loader's end, so that its workers stop at once
             global_batch = next(global_batches)
             yield Step([first, *islice(batches, len(global_batch.sizes) - 1)], global_batch)
+
+
+def refuse_lost_state(dataset: Any, worker: int) -> None:
+    """Raise `UserError` if a training set has a state that a checkpoint would not hold, or that no resume restores.
+
+    `worker`: loader processes that read copies of it.
+    """
+    if not callable(getattr(dataset, "state_dict", None)):
+        return
+    kind = f"dataset.train: {kind_of(dataset)} has a state of its own (state_dict)"
+    if not callable(getattr(dataset, "load_state_dict", None)):
+        raise UserError(f"{kind}, but no load_state_dict: a resume could not restore it")
+    if worker:
+        raise UserError(
+            f"{kind}, but num_workers is {worker}: workers read copies, whose state no checkpoint holds. Use "
+            "--num_workers 0; or let a sample depend on its index and the epoch (set_epoch) alone, without state_dict"
+        )
 
 
 @dataclass(eq=False)

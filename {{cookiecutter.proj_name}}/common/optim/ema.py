@@ -86,7 +86,7 @@ class Ema:
 
     def _add(self, tensors: Mapping[str, Any]) -> None:
         for name, value in tensors.items():
-            if name in self._shadow or not isinstance(value, Tensor):
+            if name in self._shadow or not isinstance(value, Tensor) or name.endswith("_extra_state"):
                 continue
             if value.is_floating_point() or value.is_complex():
                 # Half precision is too coarse for the small updates of an average.
@@ -164,9 +164,13 @@ class Ema:
     def _weights(self, model: nn.Module) -> list[Tensor]:
         """Return the model's tensors in the order of `_parts`.
 
-        Looked up each time, since a module may replace a buffer.
+        Looked up each time, since a module may replace a buffer. One that changed its shape has no average any more.
         """
         state = model.state_dict()
+        for name, average in tuple(self._shadow.items()):
+            if name not in state or state[name].shape != average.shape:
+                del self._shadow[name]
+                self._parts[:] = [local(tensor) for tensor in self._shadow.values()]
         return [local(state[name]) for name in self._shadow]
 
 

@@ -1,7 +1,7 @@
 """Any optimizer of `torch.optim` by name, others by import path, over the parameters that are trained."""
 
 import inspect
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import field
 from functools import partial
@@ -122,7 +122,7 @@ def build_optimizer(
     optimizer = parts[0]
     if len(parts) > 1:
         optimizer = Several(parts)
-        optimizer.register_load_state_dict_pre_hook(_fit_loaded_state)
+        _watch_state(optimizer)
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     if any(map(needs_closure, parts)) and (len(parts) > 1 or any(map(is_sharded, parameters))):
         rule = "needs the whole gradient in one place: use dist.strategy ddp, and no other optimizer for a group"
@@ -157,7 +157,7 @@ def _construct(cls: type[Optimizer], config: OptimizerConfig, args: dict[str, An
         # Always, so that 0 means 0: AdamW's own default would be 0.01.
         arguments["weight_decay"] = config.weight_decay
     optimizer = cls(params, lr=config.lr, **arguments)  # type: ignore[call-arg]  # the signature was checked
-    optimizer.register_load_state_dict_pre_hook(_fit_loaded_state)
+    _watch_state(optimizer)
     return optimizer
 
 
@@ -215,6 +215,35 @@ def _take_over(optimizer: Optimizer, before: Optimizer) -> None:
             group.update(_own(type(part), old[kept[0]][2]) if kept else {})
 
 
+def _watch_state(optimizer: Optimizer) -> None:
+    optimizer.register_state_dict_post_hook(_note_types)
+    optimizer.register_load_state_dict_pre_hook(_fit_loaded_state)
+    optimizer.register_load_state_dict_post_hook(_restore_types)
+
+
+def _note_types(optimizer: Optimizer, state: dict[str, Any]) -> None:
+    parameters = (parameter for group in optimizer.param_groups for parameter in group["params"])
+    state["parameter_types"] = [str(parameter.dtype) for parameter in parameters]
+
+
+def _restore_types(optimizer: Optimizer) -> None:
+    """Give back its type to what torch has converted to the parameter's: an fp32 average of bf16 weights."""
+    for parameter, values in optimizer.as_saved.items():  # type: ignore[attr-defined]
+        loaded = optimizer.state[parameter]
+        optimizer.state[parameter] = {name: _typed_as(value, loaded[name]) for name, value in values.items()}
+    del optimizer.as_saved  # type: ignore[attr-defined]
+
+
+def _typed_as(saved: Any, loaded: Any) -> Any:
+    if isinstance(saved, Mapping):
+        return {name: _typed_as(value, loaded[name]) for name, value in saved.items()}
+    if isinstance(saved, (list, tuple)):
+        return type(saved)(_typed_as(*pair) for pair in zip(saved, loaded, strict=True))
+    if isinstance(saved, Tensor) and saved.dtype != loaded.dtype:
+        return saved.to(loaded.device)
+    return loaded
+
+
 def _fit_loaded_state(optimizer: Optimizer, state: dict[str, Any]) -> dict[str, Any]:
     """Match the state by parameter names, whatever its groups; keep this machine's implementation and memory layout.
 
@@ -244,10 +273,14 @@ def _fit_loaded_state(optimizer: Optimizer, state: dict[str, Any]) -> dict[str, 
                 )
         _, before = saved[group["param_names"][0]]
         group |= _own(cls, before) | {"lr": before["lr"]}
-    states = {}
+    states, types, unchanged = {}, state.get("parameter_types", {}), {}
     for number, (name, parameter) in enumerate(zip(names, parameters, strict=True)):
-        if values := state["state"].get(saved[name][0]):
+        before = saved[name][0]
+        if values := state["state"].get(before):
             states[number] = {key: _laid_out_like(parameter, value) for key, value in values.items()}
+            if types and types[before] == str(parameter.dtype):
+                unchanged[parameter] = states[number]
+    optimizer.as_saved = unchanged  # type: ignore[attr-defined]  # for the hook that follows
     return {**state, "state": states, "param_groups": groups}
 
 

@@ -52,15 +52,22 @@ class _Combined:
         """Attributes with a value per sample (`targets`) follow the samples; others (`collate`) are the first set's."""
         if name.startswith("_") or name in ("sets", "whole"):
             raise AttributeError(name)
+        if name in ("state_dict", "load_state_dict"):
+            return self._state_of_sets(name)
         values = [getattr(part, name) for part in self.sets]  # AttributeError: one of them has none
         if name in _PER_SAMPLE:  # attributes, or methods
             called = [value() if callable(value) else value for value in values]
             return (lambda: self._in_order(called)) if callable(values[0]) else self._in_order(called)
-        if name == "state_dict":
-            return lambda: {"sets": [value() for value in values]}
-        if name == "load_state_dict":
-            return lambda state: [value(item) for value, item in zip(values, state["sets"], strict=True)]
         return values[0]
+
+    def _state_of_sets(self, name: str) -> Any:
+        """Return the method `name`, for the sets that have a state; None stands for that of the others."""
+        methods = [getattr(part, name, None) for part in self.sets]
+        if not any(methods):
+            raise AttributeError(name)
+        if name == "state_dict":
+            return lambda: {"sets": [method() if method else None for method in methods]}
+        return lambda state: [m(item) for m, item in zip(methods, state["sets"], strict=True) if m]
 
     def _in_order(self, values: list[Any]) -> list[Any]:
         return [values[number][inner] for number, inner in map(self.locate, range(len(self)))]

@@ -1,0 +1,261 @@
+"""State beyond weights of a fixed shape: saved so that it can be loaded, or refused at the start."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.parametrizations import weight_norm
+
+from common.base.errors import UserError
+from common.checkpoint.checksum import weights_digest
+import evaluate
+from tests.conftest import Runs, load
+from tests.parts import Plain
+from tests.resume import differing, final
+from tools import checkpoint
+from custom.datasets.digits_dataset import DigitsDataset
+
+SAVES = ["--progress.epoch_save_latest", "1step", "--progress.epoch_val", "1", "--progress.log_every", "1"]
+
+
+class Extra(Plain):
+    """Counts its training calls in `get_extra_state`, in whatever form `kind` names."""
+
+    def __init__(self, kind: str = "dict") -> None:
+        super().__init__()
+        self.kind, self.calls, self.seen = kind, 0, torch.zeros(2)
+
+    def forward(self, image: Tensor) -> Tensor:
+        if self.training:
+            self.calls += 1
+            self.seen = self.seen + image.mean()
+        return super().forward(image) + self.calls * 1e-3
+
+    def get_extra_state(self) -> Any:
+        nested = {"calls": self.calls, "parts": [self.seen, {"name": "seen", 3: (1.5, None)}]}
+        return {"dict": nested, "list": [self.calls, self.seen], "number": self.calls, "set": {self.calls}}[self.kind]
+
+    def set_extra_state(self, state: Any) -> None:
+        if self.kind == "dict":
+            self.calls, self.seen = state["calls"], state["parts"][0]
+        elif self.kind == "list":
+            self.calls, self.seen = state
+        else:
+            self.calls = state
+
+
+class Mute(Plain):
+    """Returns a state that it cannot take back."""
+
+    def get_extra_state(self) -> Any:
+        return {"calls": 1}
+
+
+class Growing(Plain):
+    """Buffers that begin as None, grow, and appear in the first step; the output depends on each."""
+
+    first: Tensor | None
+    seen: Tensor
+    kind: Tensor
+    early: Tensor | None
+    late: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("first", None)
+        self.register_buffer("seen", torch.zeros(0, 4))
+        self.register_buffer("kind", torch.zeros(2, dtype=torch.int64))
+        self.register_buffer("early", torch.ones(3))
+
+    def forward(self, image: Tensor) -> Tensor:
+        if self.training:
+            rows = image.flatten(1)[:, :4]
+            self.seen = torch.cat([self.seen, rows])
+            if self.first is None:
+                self.first = rows.mean(0)
+                self.kind = self.kind.float() + 0.25
+                self.early = None
+            if not hasattr(self, "late"):
+                self.register_buffer("late", torch.zeros(()))
+            self.late = self.late + rows.mean()
+        parts = (self.first, self.seen, getattr(self, "late", None), self.kind)
+        return super().forward(image) + sum(part.sum() for part in parts if part is not None) * 1e-3
+
+
+class Made(Plain):
+    """Makes a module or a parameter in its forward pass: nothing trains it, and no resume could load it."""
+
+    more: Any
+
+    def __init__(self, what: str, training_only: bool = True) -> None:
+        super().__init__()
+        self.what, self.training_only = what, training_only
+
+    def forward(self, image: Tensor) -> Tensor:
+        if (self.training or not self.training_only) and not hasattr(self, "done"):
+            self.done = True
+            if self.what == "module":
+                self.more = nn.Linear(3, 3)
+            elif self.what == "parameter":
+                self.more = nn.Parameter(torch.zeros(3))
+            elif self.what == "norm":
+                self.more = nn.BatchNorm1d(3, affine=False)
+            elif self.what == "weight norm":
+                weight_norm(self.layers[1])
+            else:
+                self.layers[3].bias = nn.Parameter(torch.zeros(1))
+        return super().forward(image)
+
+
+class Tied(nn.Module):
+    """Tied weights, weight norm from the start, and a buffer that is not saved."""
+
+    scale: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(64, 64), nn.Linear(64, 64)
+        self.second.weight = self.first.weight
+        self.head = weight_norm(nn.Linear(64, 10))
+        self.register_buffer("scale", torch.ones(()), persistent=False)
+
+    def forward(self, image: Tensor) -> Tensor:
+        return self.head(torch.tanh(self.second(torch.tanh(self.first(image.flatten(1))))) * self.scale)
+
+
+class Half(Plain):
+    """Weights of 16 bits."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bfloat16()
+
+    def forward(self, image: Tensor) -> Tensor:
+        return super().forward(image.bfloat16()).float()
+
+
+class Wide(torch.optim.Optimizer):
+    """Keeps averages of 32 bits, whatever the weights are; also nested."""
+
+    def __init__(self, params: Any, lr: float = 0.1) -> None:
+        super().__init__(params, {"lr": lr})
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for p in group["params"]:
+                state = self.state[p]
+                if not state:
+                    state["nested"] = {"average": [torch.zeros_like(p, dtype=torch.float32)]}
+                average = state["nested"]["average"][0]
+                average.lerp_(p.grad.float(), 0.1)
+                p.add_(average.to(p.dtype), alpha=-group["lr"])
+
+
+class Counting(DigitsDataset):
+    """Each sample darker than the one read before."""
+
+    def __init__(self, data_dir: Path, mode: str) -> None:
+        super().__init__(data_dir, mode)
+        self.read = 0
+
+    def __getitem__(self, index: int) -> Any:
+        self.read += 1
+        sample = super().__getitem__(index)
+        return {**sample, "image": sample["image"] * 0.9999**self.read}
+
+    def state_dict(self) -> dict[str, int]:
+        return {"read": self.read}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.read = state["read"]
+
+
+def resumed_is_uncut(runs: Runs, *words: str) -> Path:
+    """Train 6 steps at once, and 3 and 3; both end alike, and evaluate.py and tools.checkpoint read the result."""
+    uncut = runs.train(*SAVES, *words, "--progress.max_steps", "6", "--progress.epoch", "null", name="uncut")
+    for steps in ("3", "6"):
+        cut = runs.train(
+            *SAVES, *words, "--progress.max_steps", steps, "--progress.epoch", "null", "--resume", "auto", name="cut"
+        )
+    assert [part for part in differing(final(uncut), final(cut)) if part != "measured"] == []
+    assert evaluate.main(["--model_pt", str(cut / "checkpoints" / "best.pt")]) == 0
+    assert checkpoint.main([str(cut)]) == 0
+    return cut
+
+
+MODEL = "{{$REPLACE: true, type: tests.checkpoint.test_state.{}}}"
+
+
+EMA, FROZEN = ["--optim.ema.decay", "0.9"], ["--checkpoint.frozen", "false"]
+
+
+@pytest.mark.parametrize(
+    ("model", "more"),
+    [("Extra", []), ("Extra", EMA), ("Extra", FROZEN), ("Growing", EMA), ("Growing", FROZEN), ("Tied", EMA)],
+)
+def test_state_that_is_loaded(runs: Runs, capsys: pytest.CaptureFixture[str], model: str, more: list[str]) -> None:
+    """With and without an average, and with frozen tensors left out."""
+    cut = resumed_is_uncut(runs, "--model", MODEL.format(model), *more)
+    state, shown = load(cut), capsys.readouterr().out
+    if model == "Extra":
+        assert state["model"]["_extra_state"]["calls"] >= 6
+        assert "_extra_state" in shown and "'calls'" in shown
+    if model == "Growing":
+        assert state["changed_buffers"] == ["early", "first", "kind", "late", "seen"]
+
+
+@pytest.mark.parametrize("kind", ["list", "number"])
+def test_other_forms_of_extra_state(runs: Runs, kind: str) -> None:
+    """They are in the digest of the weights, too."""
+    state = load(resumed_is_uncut(runs, "--model", MODEL.format(f"Extra, kind: {kind}")))
+    digest = weights_digest(state)
+    state["model"]["_extra_state"] = 99 if kind == "number" else [99, state["model"]["_extra_state"][1]]
+    assert weights_digest(state) != digest
+
+
+@pytest.mark.parametrize(
+    ("model", "said"),
+    [
+        ("Extra, kind: set", r"_extra_state is of type builtins.set"),
+        ("Mute", r"Mute.set_extra_state cannot load what get_extra_state returns"),
+        ("Made, what: module", r"more.bias: absent when the task was built, a parameter of shape \(3,\), float32 now"),
+        ("Made, what: module, training_only: false", r"more.bias: absent when"),
+        ("Made, what: parameter", r"more: absent when the task was built, a parameter"),
+        ("Made, what: norm", r"more.running_mean: absent when the task was built, a buffer"),
+        ("Made, what: weight norm", r"layers.1.weight: a parameter of shape \(16, 64\), float32 when .*, absent now"),
+        ("Made, what: shape", r"layers.3.bias: a parameter of shape \(10,\).*\(1,\), float32 now"),
+    ],
+)
+def test_state_that_no_resume_could_load(runs: Runs, model: str, said: str) -> None:
+    """Refused with the name of the module, long before the first save."""
+    words = ["--model", MODEL.format(model), "--progress.log_every", "1", "--progress.epoch_val", "-1"]
+    assert runs.fail(*words, "--progress.epoch", "50") == 2
+    assert re.search(said, (runs.root / "run" / "train.log").read_text())
+    assert not list((runs.root / "run" / "checkpoints").glob("*.pt"))
+
+
+@pytest.mark.parametrize("optimizer", ["tests.checkpoint.test_state.Wide", "NAdam"])
+def test_optimizer_state_wider_than_the_weights(runs: Runs, optimizer: str) -> None:
+    """Its type is what was saved, not the parameter's, to which torch converts it."""
+    words = ["--model", MODEL.format("Half"), "--optim.optim_type", optimizer, "--optim.weight_decay", "0"]
+    state = load(resumed_is_uncut(runs, *words, "--optim.lr", "0.05"))["optimizer"]["state"][0]
+    value = state["mu_product"] if optimizer == "NAdam" else state["nested"]["average"][0]
+    assert value.dtype == torch.float32
+
+
+COUNTING = "{$REPLACE: true, type: tests.checkpoint.test_state.Counting}"
+CONCAT = "{$REPLACE: true, type: Concat, sets: [{type: DigitsDataset}, {type: tests.checkpoint.test_state.Counting}]}"
+REPEAT = "{$REPLACE: true, type: Repeat, times: 2, set: {type: tests.checkpoint.test_state.Counting}}"
+
+
+@pytest.mark.parametrize("section", [COUNTING, CONCAT, REPEAT], ids=["alone", "Concat", "Repeat"])
+def test_a_dataset_with_a_state(runs: Runs, section: str) -> None:
+    """Restored with the run, also inside of others; with workers, which read copies, it is refused."""
+    cut = resumed_is_uncut(runs, "--model", MODEL.format("Tied"), "--dataset.train", section)
+    assert "restores its own state" in (cut / "train.log").read_text()
+    with pytest.raises(UserError, match=r"state of its own.*workers read copies.*--num_workers 0"):
+        runs.train("--dataset.train", section, "--num_workers", "1", name="workers")
