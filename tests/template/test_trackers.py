@@ -118,7 +118,7 @@ def test_weights_and_biases_offline(render: Render, python: Path, tmp_path: Path
     root, folder = render(), tmp_path / "runs" / "digits"
     writers = "[{type: wandb, mode: offline, tags: [short]}]"
     words = [*SHORT, "--name", "digits", "--dir.runs_dir", str(folder.parent), "--monitor.writers", writers]
-    said = call(root, python, "train.py", *words, "--monitor.histograms", "1")
+    said = call(root, python, "train.py", *words)
     assert "cannot be written" not in said
     (file,) = (folder / "wandb").glob("offline-run-*/run-*.wandb")
     (run, name, project), config, rows, codes = read(root, python, READ_WANDB, str(file))
@@ -129,7 +129,6 @@ def test_weights_and_biases_offline(render: Render, python: Path, tmp_path: Path
         found = [(int(row["_step"]), float(row[f"{event}/loss"])) for row in rows if f"{event}/loss" in row]
         assert found == recorded(folder, event)
     assert any("view/val/count" in row for row in rows)
-    assert any(key.startswith("weights/") for key in rows[-1])
     assert len(list(file.parent.glob("files/media/images/view/*.png"))) > 10
     REPORT.append("Weights & Biases offline, its file read back")
 

@@ -19,7 +19,6 @@ from common.base.text import label, number
 from common.config import Conversions, dump, section
 from common.config.registry import WRITER_REGISTRY, RegisteredList
 from common.distributed import Rank, sum_over_ranks
-from common.distributed.sharded import local
 from common.monitor.clock import Clock, Timing, peak_memory
 from common.monitor.divergence import DivergenceWatch, logged_losses
 from common.monitor.flops import peak_tflops
@@ -29,7 +28,7 @@ from common.monitor.pictures import Picture, progress_path, save_png
 from common.monitor.result import SplitResult
 from common.monitor.writer import NullRecorder, Recorder, WriterRun, drop_duplicate_loss
 from common.optim.groups import learning_rates
-from common.progress import EpochInterval, Interval, Position
+from common.progress import Position
 from common.run.folder import OpenRun
 from common.run.record import environment_text
 from common.run.status import State, write_status
@@ -57,9 +56,6 @@ class MonitorConfig:
         RegisteredList(WRITER_REGISTRY),
         Field(description="where curves and pictures go, names or {type: ...} with settings; see docs/monitor.md"),
     ] = field(default_factory=lambda: ["tensorboard"])
-    histograms: Annotated[
-        EpochInterval, Field(description="histograms of weights and gradients, with a log line; epochs; -1: never")
-    ] = -1
     count_flops: Annotated[bool | None, Field(description="by a trial pass; null: where the peak is known")] = None
     peak_tflops: Annotated[float | None, Field(gt=0, description="of a device; null: by its data sheet")] = None
     divergence: Annotated[bool, Field(description="warn if the loss rises and does not fall again")] = True
@@ -114,8 +110,6 @@ class Monitor:
         self._hides_bar = {"auto": None, "on": False, "off": True}[config.bar] if run is not None else True
         self.bar: tqdm[Any] = tqdm(disable=True)
         self._bar_values: dict[str, str] = {}
-        self._histograms = Interval.parse(config.histograms, "epoch")
-        self._logged = Position()  # the position of the last log line
         self.recorder: Recorder | NullRecorder = NullRecorder()
         if run is not None:
             about = WriterRun(run.folder.root, run.folder.name, run.id, values, resume_step)
@@ -128,7 +122,6 @@ class Monitor:
         """Wraps the training loop: starts the clock, shows the progress bar. Unknown totals are None."""
         self._totals = total_steps, epochs
         self.start = self.step = at.step
-        self._logged = at
         self._status("running", at.step)
         self.bar = tqdm(
             total=total_steps, initial=at.step, unit="step", dynamic_ncols=True, leave=False, disable=self._hides_bar
@@ -195,9 +188,6 @@ class Monitor:
         self.recorder.write("scalars", "train", at.step, drop_duplicate_loss(losses.raw) | others)
         self.recorder.write("scalars", "lr", at.step, by_group if len(by_group) > 1 else rates)
         self.recorder.write("scalars", "speed", at.step, speed | {"memory_GB": memory / 1e9})
-        if self._histograms.is_due(self._logged, at) and isinstance(self.recorder, Recorder):
-            self._write_histograms(at, optimizer)
-        self._logged = at
         self.reset_timer()
 
     def evaluation(self, split: str, at: Position, result: SplitResult, key: str = "", *, best: bool = False) -> None:
@@ -279,14 +269,6 @@ class Monitor:
         """Flush and close all files. Safe to call twice."""
         self.bar.close()
         self.recorder.close()
-
-    def _write_histograms(self, at: Position, optimizer: torch.optim.Optimizer) -> None:
-        """Write the distributions of what is trained and of its gradients; of sharded weights, this process' part."""
-        for group in optimizer.param_groups:
-            for name, parameter in zip(group["param_names"], group["params"], strict=True):
-                for tag, tensor in ((f"weights/{name}", parameter), (f"weights/{name}.grad", parameter.grad)):
-                    if tensor is not None:
-                        self.recorder.write("histogram", at.step, tag, local(tensor.detach()).float().cpu().numpy())
 
     def _status(self, state: State, step: int | None, reason: str = "") -> None:
         with self._recording, warn_on_oserror("status.json"):
