@@ -67,7 +67,7 @@ class Task(ModelHolder, ABC):
 
     @property
     def at(self) -> TaskPosition:
-        """The optimizer steps and epochs done so far; the weights of losses may depend on them."""
+        """The optimizer steps and epochs done so far; losses may depend on them."""
         return self.loss.at
 
     @at.setter

@@ -7,10 +7,12 @@ from typing import Any
 import pytest
 import torch
 
+from common.evaluation.loss import Losses
 from tests.conftest import Runs, load, metrics, same
 from tests.resume import cut, differing, final, same_after_cut
 from tests.resume import words as resumable
 from tests.samples import Digits
+from custom.tasks.classification_task import ClassificationTask
 
 TOWER = ["--model", "{type: tests.parts.Tower}"]
 EACH_STEP = ["--progress.epoch_save_checkpoint", "1step", "--checkpoint.keep", "0", "--progress.log_every", "1"]
@@ -103,13 +105,21 @@ def test_other_training_data_in_a_stage(runs: Runs, workers: str) -> None:
         assert differing(uncut, final(again)) == []
 
 
+class Rising(ClassificationTask):
+    """A task of two losses, whose weights depend on the position."""
+
+    def losses(self, output: Any, batch: Any) -> Losses:
+        losses = self.loss(output, batch)
+        first, second = 2 * math.cos(math.pi * self.at.step / 10), min(1.0, max(0.0, (self.at.step - 2) / 4))
+        return {**losses, "loss": first * losses["ce"] + second * losses["size"]}
+
+
 def test_the_weight_of_a_loss_changes(runs: Runs) -> None:
-    """Between two positions, along a line; a loss of the weight 0 is computed and logged; also in evaluation."""
-    ramp = "{type: linear, start: 0.0, end: 1.0, after: 2step, until: 1.2epoch}"
-    wave = "{type: cosine, start: 2, end: -2}"
-    losses = f"{{$REPLACE: true, ce: {{type: tests.parts.Mortal, weight: {wave}}}, "
-    losses += f"size: {{type: tests.test_stages.size, weight: {ramp}}}}}"
-    folder = runs.train("--loss", losses, *EACH_STEP, "--progress.epoch_val", "0.2")
+    """Between two positions; a loss of the weight 0 is computed and logged; also in evaluation."""
+    losses = "{$REPLACE: true, ce: {type: tests.parts.Mortal}, size: {type: tests.test_stages.size}}"
+    folder = runs.train(
+        "--task.type", "tests.test_stages.Rising", "--loss", losses, *EACH_STEP, "--progress.epoch_val", "0.2"
+    )
     for event in ("train", "val"):
         steps = []
         for entry in metrics(folder, event):

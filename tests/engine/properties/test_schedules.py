@@ -1,7 +1,6 @@
 """Learning rates of any composition of warm-up, schedule and end, against formulas of their own."""
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import pairwise
@@ -13,10 +12,9 @@ from hypothesis import assume, example, given
 from hypothesis import strategies as st
 from torch.optim import SGD, lr_scheduler
 
-from common.evaluation.loss import WeightSchedule
 from common.optim.factors import Plateau
 from common.optim.schedule import LrSchedulerConfig, Schedule, build_schedule
-from common.progress import Interval, TaskPosition
+from common.progress import Interval
 
 BASE = 0.5
 ENDS = ("linear", "cosine", "poly", "cosine_restarts")  # that reach min_factor at the end, and stay there
@@ -223,25 +221,3 @@ def test_a_length_in_epochs_is_the_nearest_number_of_steps(amount: Fraction, ste
         steps = Interval.parse(text, "epoch").in_steps(steps_per_epoch)
         assert steps >= 1
         assert abs(steps - exact) <= Fraction(1, 2) or (steps == 1 and exact < 1)
-
-
-@given(
-    st.sampled_from(("linear", "cosine")), st.integers(-4, 4), st.integers(-4, 4), st.integers(0, 20),
-    st.none() | st.integers(1, 40), st.integers(1, 40),
-)  # fmt: skip
-def test_the_weight_of_a_loss_goes_from_start_to_end(
-    kind: Any, start: int, end: int, after: int, length: int | None, total: int
-) -> None:
-    """It is `start` up to `after`, `end` from `until` on, and moves only towards `end` in between."""
-    until = None if length is None else f"{after + length}step"
-    weight = WeightSchedule(type=kind, start=start, end=end, after=f"{after}step", until=until)
-    assert not list(weight.problems())
-    stop = max(after + 1, total) if length is None else after + length
-    weights = [weight(TaskPosition(step, 0, total, None)) for step in range(stop + 3)]
-    assert weights[: after + 1] == pytest.approx([start] * (after + 1), abs=1e-12)
-    assert weights[stop:] == pytest.approx([end] * 3, abs=1e-12)
-    direction: Callable[[float], bool] = (lambda x: x >= -1e-12) if end >= start else (lambda x: x <= 1e-12)
-    assert all(direction(later - earlier) for earlier, later in pairwise(weights))
-    middle = Fraction(1, 2) * (after + stop)
-    if middle.denominator == 1:
-        assert weights[int(middle)] == pytest.approx((start + end) / 2, abs=1e-12)

@@ -127,7 +127,7 @@ def test_the_schema_finds_mistakes(text: str, key: str, tmp_path: Path) -> None:
     [
         "model: {$REPLACE: true, type: torch.nn.Linear, in_features: 3, out_features: 4}",
         "loss: {flat: {type: torch.nn.MSELoss, weight: 0.1, inputs: {input: output.logits, target: output.logits}}}",
-        "loss: {CrossEntropyLoss: {weight: {type: linear, end: 0.5}}}\nmetric: {top2: {type: Accuracy}}",
+        "loss: {CrossEntropyLoss: {weight: 0.5}}\nmetric: {top2: {type: Accuracy}}",
         "dataset: {train: {type: Concat, sets: [{type: DigitsDataset}, {type: DigitsDataset, shift: 2}]}, eval: null}",
         "dataset: {val: {$REPLACE: true, a: {type: DigitsDataset, eval_batch_size: 8}}}\nbest: {metric: a.loss}",
         "progress: {epoch_val: 0.5epoch, epoch_save_latest: '2 epochs', log_every: 20, epoch_eval: '-1'}",

@@ -3,23 +3,21 @@
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import chain
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator
 from torch import Tensor, nn
 
-from common.base.context import error_context
 from common.base.errors import UserError
-from common.config import ConfigError, Problem, overlaid, section
+from common.config import Problem
 from common.config.arguments import check_arguments
 from common.config.registry import LOSS_REGISTRY
 from common.config.schema import EditorRule
 from common.distributed import Rank, gather_objects
 from common.monitor.meter import to_floats
-from common.optim.factors import cosine, linear
-from common.progress import EpochInterval, Interval, TaskPosition
+from common.progress import TaskPosition
 
 # Keys of a loss section that are read here; all others are arguments of the loss.
 _OWN = ("weight", "inputs")
@@ -37,39 +35,12 @@ Losses = dict[str, Tensor]
 """Scalars, means over samples: `loss`, which is minimised, then its parts by name, unweighted; all are logged."""
 
 
-@section
-class WeightSchedule:
-    """The weight of a loss: first `start`; from `after` on, it changes, until it is `end` at `until`."""
-
-    type: Annotated[Literal["linear", "cosine"], Field(description="as of optim.lr_scheduler")] = "linear"
-    start: Annotated[float, Field(description="first weight")] = 0.0
-    end: Annotated[float, Field(description="last weight")] = 1.0
-    after: Annotated[EpochInterval, Field(description="when the change begins: epochs, or 100step")] = 0
-    until: Annotated[EpochInterval, Field(description="when it ends; null: with the run")] = None
-
-    def problems(self) -> Iterator[Problem]:
-        """An end that does not come after the beginning."""
-        after, until = Interval.parse(self.after, "epoch"), Interval.parse(self.until, "epoch")
-        if self.until is not None and (not until or (until.unit == after.unit and until.amount <= after.amount)):
-            yield Problem("until", self.until, f"must be later than after, {self.after}")
-
-    def __call__(self, at: TaskPosition) -> float:
-        """Return the weight at a position. Raises `UserError` if `until` is not known in steps."""
-        after = Interval.parse(self.after, "epoch").in_steps(at.steps_per_epoch)
-        until = Interval.parse(self.until, "epoch").in_steps(at.steps_per_epoch) or at.total
-        if until is None:
-            raise UserError('until: the length of the run is not known; set this in steps, as in "1000step"')
-        schedule = linear if self.type == "linear" else cosine
-        rest = schedule(max(0, at.step - after), steps=max(1, until - after), min_factor=0.0)
-        return self.end + (self.start - self.end) * rest
-
-
 class LossSections(EditorRule):
     """Checks a section that maps names to losses: `{CrossEntropyLoss: {weight: 1.0, label_smoothing: 0.1}}`."""
 
     def editor_rule(self) -> dict[str, Any]:
         """Return a section for each name."""
-        weight, inputs = {"type": ["number", "object"]}, {"type": ["object", "null"]}
+        weight, inputs = {"type": "number"}, {"type": ["object", "null"]}
         return {"additionalProperties": LOSS_REGISTRY.editor_rule(weight=weight, inputs=inputs)}
 
     def check(self, value: Any, key: str) -> Iterator[Problem]:
@@ -84,11 +55,6 @@ class LossSections(EditorRule):
                 yield Problem(below, part, "is the name of the weighted sum; choose another one, with a type")
             part = {} if part is None else part
             settings = {word: part[word] for word in _OWN if word in part} if isinstance(part, Mapping) else {}
-            if isinstance(settings.get("weight"), Mapping):
-                try:
-                    overlaid(WeightSchedule, settings.pop("weight"))
-                except ConfigError as error:
-                    yield from (replace(item, key=f"{below}.weight.{item.key}", origin=None) for item in error.problems)
             mapped = tuple(settings["inputs"]) if isinstance(settings.get("inputs"), Mapping) else ()
             yield from LOSS_REGISTRY.check(part, below, ignore=_OWN, default_type=name, mapped=mapped)
             yield from check_arguments(Term, settings, below, lambda: "every loss", provided=("name", "function"))
@@ -143,7 +109,7 @@ class LossFactory(nn.Module):
         super().__init__()
         self.at = TaskPosition()  # set by the trainer
         self.terms: list[Term] = []
-        self._weights: dict[str, float | WeightSchedule] = {}
+        self._weights: dict[str, float] = {}
         for name in measured_losses(sections)[1:]:
             part = (sections or {})[name] or {}
             function = LOSS_REGISTRY.build({"type": name, **part}, ignore=_OWN)
@@ -160,8 +126,7 @@ class LossFactory(nn.Module):
     def set_weights(self, sections: Mapping[str, Any] | None) -> None:
         """Take the weights from sections of these losses."""
         for name, part in (sections or {}).items():
-            weight = (part or {}).get("weight", 1.0)
-            self._weights[name] = overlaid(WeightSchedule, weight) if isinstance(weight, Mapping) else weight
+            self._weights[name] = (part or {}).get("weight", 1.0)
 
     def forward(self, output: Any, batch: Any) -> Losses:
         """`loss` and its parts; nothing if no loss is configured."""
@@ -169,9 +134,6 @@ class LossFactory(nn.Module):
         total: Tensor | None = None
         for term in self.terms:
             weight, result = self._weights[term.name], term(output, batch)
-            if isinstance(weight, WeightSchedule):
-                with error_context(lambda name=term.name: f"in loss.{name}.weight"):  # type: ignore[misc]
-                    weight = weight(self.at)
             parts = by_part(term.name, result) if isinstance(result, dict) else {term.name: result}
             for name, value in parts.items():
                 weighted = value if weight == 1.0 else value * weight
