@@ -17,6 +17,7 @@ from torch.utils.data import default_collate
 from common.base.errors import UserError
 from common.config.arguments import parameter_names
 from common.config.registry import COLLATE_REGISTRY
+from common.data.held import OwnGenerators
 from common.data.view import kind_of
 from common.distributed.seed import mix, random_state_unchanged
 
@@ -47,34 +48,64 @@ class KeyedBatches:
         self.seed = seed
         self.random = bool(getattr(dataset, "random", True) or getattr(collate, "random", False))
         self.epoch: int | None = None  # last passed to this process' dataset
+        self._own = OwnGenerators()
+        self._is_first = False  # whether the next sample is the first one of an epoch, in this process
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what another process needs: it finds what its copy of the dataset holds itself."""
+        return {**vars(self), "epoch": None, "_own": OwnGenerators()}
 
     def __getitems__(self, key: BatchKey) -> Any:
         epoch, indices = key
-        if epoch != self.epoch:
-            set_epoch(self.dataset, epoch)
-            self.epoch = epoch
         if not self.random:
-            return self.collate(self._items(epoch, indices))
+            return self.collate(self.items(epoch, indices))
         with loop_streams_unchanged():
-            items = self._items(epoch, indices)
-            seed_all(mix(self.seed, epoch, indices[0], _BATCH))
+            items = self.items(epoch, indices)
+            self._seed(mix(self.seed, epoch, indices[0], _BATCH))
             return self.collate(items)
 
-    def _items(self, epoch: int, indices: list[int]) -> list[Any]:
+    def items(self, epoch: int, indices: list[int]) -> list[Any]:
+        """Read samples of an epoch, which draws from the global generators."""
+        if epoch != self.epoch:
+            self.epoch = epoch
+            self._begin(epoch)
         # A sample that an epoch has several times is numbered differently each time, see `EpochOrder`.
         dataset, size, left, items = self.dataset, self.size, iter(indices), []
         try:
             if not self.random:
                 return [dataset[index % size] for index in left]
             for index in left:
-                seed_all(mix(self.seed, epoch, index))
+                self._seed(mix(self.seed, epoch, index))
                 items.append(dataset[index % size])
+                if self._is_first and self._finds_more():  # made when it was first needed
+                    self._seed(mix(self.seed, epoch, index))
+                    items[-1] = dataset[index % size]
+                self._is_first = False
         except UserError:
             raise
         except Exception as error:
             kind, number = kind_of(dataset), indices[-1 - length_hint(left)] % size
             raise RuntimeError(f"sample {number} of {kind} cannot be read: {type(error).__name__}: {error}") from error
         return items
+
+    def _begin(self, epoch: int) -> None:
+        """Pass on the epoch: what the dataset draws then depends on nothing else."""
+        if self.random:
+            self._finds_more()
+            self._seed(mix(self.seed, epoch))
+        set_epoch(self.dataset, epoch)
+        if self.random:
+            self._finds_more()
+            self._is_first = True
+
+    def _finds_more(self) -> bool:
+        """Look for generators of the dataset's own. Returns whether there are more than before."""
+        known, self._own = self._own, OwnGenerators(self.dataset, self.collate)
+        return len(self._own.names) > len(known.names)
+
+    def _seed(self, seed: int) -> None:
+        seed_all(seed)
+        self._own.seed(seed)
 
 
 def loop_streams_unchanged() -> AbstractContextManager[None]:

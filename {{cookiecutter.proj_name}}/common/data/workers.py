@@ -3,11 +3,13 @@
 import atexit
 import multiprocessing
 import os
+import pickle
 import re
 import signal
 import sys
 import time
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
 from multiprocessing import resource_tracker
 from typing import Any
 
@@ -17,29 +19,112 @@ from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from common.base.errors import UserError
 from common.base.process import die_with_parent
+from common.data.held import open_handle
 
 # A terminal, Slurm, torchrun and `kill -- -GROUP` signal all processes of a run at once.
 _TRAINER_SIGNALS = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2}
 # Errors of a worker's own code, and what torch says when it notices that a worker is dead.
 _IS_EXPLAINED = re.compile("Caught .* in DataLoader worker process|DataLoader (worker|timed out)")
 _DEATH_WITHIN_S = 5.0
+_SHARED = (
+    "{} is open, and every worker would read from it at the same position, and so other samples than it asks for. Open "
+    "it on first use, in __getitem__ (self.file = None in the constructor), or use --num_workers 0"
+)
 
 
 def start_reading(loader: DataLoader[Any]) -> Iterator[Any]:
     """Start reading `loader`. Its workers, and Python's helper processes, start with the trainer's signals blocked.
 
-    A signal that arrives meanwhile reaches this process afterwards.
+    Raises:
+        UserError: the workers would share a file that the dataset has open.
     """
     if loader.num_workers == 0:
         return iter(loader)
+    context = context_of(loader)
+    if held := _open_for_workers(loader, context):
+        raise UserError(_SHARED.format(held))
+    with _signals_blocked(context):
+        return iter(loader)
+
+
+def _open_for_workers(loader: DataLoader[Any], context: Any) -> str:
+    """Return what workers cannot use: a file that they share, and its position, or cannot be sent."""
+    held = open_handle(loader.dataset)
+    if held and context.get_start_method() != "fork":
+        try:
+            pickle.dumps(loader.dataset)  # it may have its own way
+        except Exception:  # noqa: BLE001 - whatever it is, the open file is the likely reason
+            return held
+        return ""
+    return held
+
+
+def context_of(loader: DataLoader[Any]) -> Any:
+    """Return how processes that read for `loader` start: as its workers do; without workers, as copies of this one."""
+    if loader.num_workers == 0:
+        return multiprocessing.get_context("fork")
+    return loader.multiprocessing_context or multiprocessing.get_context()
+
+
+@contextmanager
+def _signals_blocked(context: Any) -> Iterator[None]:
+    """Block the trainer's signals while a process starts: one that arrives reaches this process afterwards."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _TRAINER_SIGNALS)
     try:
-        if (loader.multiprocessing_context or multiprocessing).get_start_method() != "fork":
+        if context.get_start_method() != "fork":
             resource_tracker.ensure_running()  # starts a process, and then unblocks SIGTERM and SIGINT
             signal.pthread_sigmask(signal.SIG_BLOCK, _TRAINER_SIGNALS)
-        return iter(loader)
+        yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+class OtherProcess:
+    """Calls a function in a process of its own: what a dataset opens or changes there is gone afterwards.
+
+    The function and its arguments are copied, or sent if the process is not a copy of this one.
+    """
+
+    def __init__(self, context: Any, function: Callable[..., Any], *arguments: Any) -> None:
+        self._answer, sender = context.Pipe(duplex=False)
+        words = (sender, os.getpid(), function, arguments)
+        self._process = context.Process(target=_answer, args=words, daemon=True)
+        with _signals_blocked(context):
+            self._process.start()
+        sender.close()
+
+    def result(self, seconds: float | None = None) -> Any:
+        """Return the function's result, and end the process. Raises what the function raised, or `TimeoutError`."""
+        try:
+            if not self._answer.poll(seconds):
+                raise TimeoutError(f"no answer within {seconds:.0f} s")
+            result, error = pickle.loads(self._answer.recv_bytes())
+        except EOFError:
+            raise RuntimeError("the process that reads it was killed") from None
+        finally:
+            self.end()
+        if error is not None:
+            raise error
+        return result
+
+    def end(self) -> None:
+        """End the process."""
+        self._process.kill()
+        self._process.join()
+        self._answer.close()
+
+
+def _answer(sender: Any, owner: int, function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+    set_up_worker(owner, 0)
+    with open(os.devnull, "r+b", buffering=0) as nothing:  # what is printed would come twice
+        for number in range(3):
+            os.dup2(nothing.fileno(), number)
+    answer = None, None
+    try:
+        answer = function(*arguments), None
+    except Exception as error:  # noqa: BLE001 - any error of a dataset
+        answer = None, error if type(pickle.loads(pickle.dumps(error))) is type(error) else RuntimeError(repr(error))
+    sender.send_bytes(pickle.dumps(answer))  # not `send`, whose tensors would go when this process ends
 
 
 def read(loader: DataLoader[Any]) -> Generator[Any, None, None]:
