@@ -36,7 +36,7 @@ def main(argv: list[str]) -> int:
         trainer.restore(run)
         log_start(config, trainer, run)
         try:
-            with data_record(run, parts), record_profile(config.profile, run.paths.root, run.monitor, run.rank):
+            with data_record(run, trainer), record_profile(config.profile, run.paths.root, run.monitor, run.rank):
                 outcome = trainer.train()
         except KeyboardInterrupt:
             log_end(trainer, None)

@@ -1,4 +1,4 @@
-"""Warnings before training, from the first batch of each evaluation set: values, labels, losses that are no means."""
+"""Warnings before training, from samples that were read and from the first batch of each evaluation set."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -12,9 +12,10 @@ from torch import Tensor
 from common.base.nested import map_tensors
 from common.base.text import label
 from common.config.names import join_names
-from common.data.keyed import find_collate
-from common.data.loader import EvaluationLoader
-from common.data.some_samples import look_at, spread
+from common.data.class_counts import warn_of_sorted_classes
+from common.data.loader import EvaluationLoader, TrainStream
+from common.data.reading import look, varying
+from common.data.shared_samples import spread
 from common.distributed.seed import set_seed
 from common.evaluation.gallery import rows
 from common.evaluation.loss import Losses
@@ -43,12 +44,13 @@ class FirstBatch:
         self._is_reference = plain and not changes and trainer.saver.saved_step is None
         # Not where a forward pass needs all processes, or a batch of another size would be compiled.
         self._is_to_divide = plain and not trainer.strategy.lockstep_forward and not config.prepare.compile.enabled
-        trainer.monitor.after_step.append(self._first_step)
 
     def __call__(self, loader: EvaluationLoader, batch: Any, output: Any, losses: Losses) -> None:
         """Check a batch that is on the device, in evaluation mode and without gradients."""
         name, values = label(loader.split, loader.name), to_floats([losses])[0]
-        warn_of_range(name, batch)
+        if loader.split == "eval":
+            seen = look(batch)
+            warn_of_range(name, seen.low, seen.high)
         warn_of_missing_zero(name, batch, output)
         warn_of_nan(name, loader.keys[0][1], batch, values)
         if loader.split == "val" and self._is_reference:
@@ -57,12 +59,6 @@ class FirstBatch:
             self._is_to_divide = False
             with suppress(Exception):  # what cannot be divided is not checked
                 self._divide(loader)
-
-    def _first_step(self) -> None:
-        """Check the first training batch."""
-        self.trainer.monitor.after_step.remove(self._first_step)
-        if self.trainer.step is not None:
-            warn_of_range("train", self.trainer.step.batches[0])
 
     def _remember(self, prefix: str, values: Mapping[str, float]) -> None:
         """Note the loss of the untrained model: the one that decides about the best checkpoint, or the sum."""
@@ -82,8 +78,7 @@ class FirstBatch:
         looked_at = [task, *(term.function for term in task.loss.terms)]
         if size < 6 or any(getattr(part, "compares_samples", False) for part in looked_at):
             return
-        samples = look_at(loader.dataset, chosen, _itself, self.config.loader, self.config.num_workers)
-        loaded = find_collate(loader.dataset, self.config.loader.collate)(samples)
+        loaded = loader.sample_batch(chosen)
         batch, output, measured = self.trainer.evaluator.measure(loaded)
         if any(tensor.ndim and len(tensor) != size for tensor in tensors((batch, output))):
             return
@@ -112,10 +107,6 @@ class FirstBatch:
         )
 
 
-def _itself(sample: Any) -> Any:
-    return sample
-
-
 def tensors(value: Any) -> list[Tensor]:
     """Yield all tensors of a batch or an output."""
     images: list[Tensor] = []
@@ -128,17 +119,25 @@ def tensors(value: Any) -> list[Tensor]:
     return images
 
 
-def warn_of_range(name: str, batch: Any) -> None:
-    """Warn of images (B, C, H, W) with values far outside of 0..1. Normalised ones have negative values too."""
-    image = batch.get("image") if isinstance(batch, Mapping) else None
-    if isinstance(image, Tensor) and image.is_floating_point() and image.ndim == 4 and image.numel():
-        low, high = (value.item() for value in image.aminmax())
-        if (low >= 0 and high > 1.5) or high > 20:
-            logger.warning(
-                "{}: `image` has values from {:.4g} to {:.4g}, but models and pictures expect 0 to 1; divide by {} in "
-                "the dataset's __getitem__",
-                *(name, low, high, 255 if high > 100 else f"{high:.4g}"),
-            )
+def warn_of_data(trainer: Trainer) -> None:
+    """Warn of what the samples show that were read before training."""
+    loaders = trainer.parts.deciding_data()
+    for name, reading in trainer.read.items():
+        warn_of_range(name, reading.low, reading.high)
+        if text := varying(name, reading, loaders[name]):
+            logger.warning("{}", text)
+    if isinstance(trainer.stream, TrainStream):
+        warn_of_sorted_classes(trainer.stream, trainer.read["train"].labels)
+
+
+def warn_of_range(name: str, low: float, high: float) -> None:
+    """Warn of images with values far outside of 0..1. Normalised ones have negative values too."""
+    if (low >= 0 and high > 1.5) or high > 20:
+        logger.warning(
+            "{}: `image` has values from {:.4g} to {:.4g}, but models and pictures expect 0 to 1; divide by {} in "
+            "the dataset's __getitem__",
+            *(name, low, high, 255 if high > 100 else f"{high:.4g}"),
+        )
 
 
 def warn_of_missing_zero(name: str, batch: Any, output: Any) -> None:

@@ -1,5 +1,6 @@
 """With `dist.reduction: fixed`: refuse, before training, what has no fixed bits on one process alone."""
 
+from copy import deepcopy
 from typing import Any
 
 import torch
@@ -32,11 +33,17 @@ def refuse_varying_bits(trainer: Trainer) -> None:
     step, stream = trainer.optimizer_step, trainer.stream
     if not isinstance(step, FixedStep) or not isinstance(stream, TrainStream):
         return
+    varies = [f"{name}: {reading.varies}" for name, reading in trainer.read.items() if reading.varies]
+    if varies:
+        raise UserError(
+            f"dist.reduction fixed needs data that are the same whenever they are read; dataset.{varies[0]}"
+        )
     trainer.task.train()
+    batch = stream.sample_batch(full=True)
     for update in step.updates.values():
         with random_state_unchanged(step.rank.device), buffers_unchanged(trainer.task):
             # In the first, there is also what a module computes only once.
-            first, second = (compute(step, update, stream.sample_batch(full=True)) for _ in range(2))
+            first, second = (compute(step, update, deepcopy(batch)) for _ in range(2))
         trainer.task.zero_grad()
         if difference := next((name for name, bits in second.items() if bits != first.get(name)), ""):
             raise UserError(
@@ -48,7 +55,7 @@ def refuse_varying_bits(trainer: Trainer) -> None:
 def compute(step: FixedStep, update: TaskUpdate, batch: Any) -> dict[str, list[int]]:
     """Compute a micro-batch. Returns checksums of all that must not vary, by what it is, in the order of causes."""
     names = {module: name for name, module in step.task.named_modules() if name}
-    outputs = {"training data": checksums(batch)}
+    outputs: dict[str, list[int]] = {}
 
     def keep(module: nn.Module, inputs: Any, output: Any) -> None:
         if module in names:

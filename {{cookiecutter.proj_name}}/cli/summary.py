@@ -28,7 +28,7 @@ from common.monitor.writer import drop_duplicate_loss
 from common.progress import Interval, Outcome
 from common.run_context import RunContext
 from common.trainer import Trainer
-from cli.first_batch import FirstBatch
+from cli.first_batch import FirstBatch, warn_of_data
 from cli.repeatable import refuse_varying_bits
 from cli.slow_data import SlowDataAdvice, warn_of_busy_machine
 from custom.config import Config
@@ -55,6 +55,7 @@ def log_start(config: Config, trainer: Trainer, run: RunContext) -> None:
     )
     trainer.monitor.after_log.append(SlowDataAdvice(config.num_workers, run.rank, trainer.at))
     if run.rank.is_main:
+        warn_of_data(trainer)
         trainer.evaluator.after_sanity_check.append(FirstBatch(config, trainer))
         warn_of_busy_machine(run.rank)
     refuse_varying_bits(trainer)

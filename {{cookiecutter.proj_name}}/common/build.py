@@ -13,7 +13,7 @@ from common.base.errors import UserError
 from common.base.text import label
 from common.checkpoint.weights import init_weights
 from common.config.registry import MODEL_REGISTRY, TASK_REGISTRY
-from common.data.class_counts import warn_of_empty_classes, warn_of_sorted_classes
+from common.data.class_counts import warn_of_empty_classes
 from common.data.iterable import IterableStream
 from common.data.loader import BatchStream, EvaluationLoader, TrainStream
 from common.data.order import EpochOrder
@@ -48,13 +48,12 @@ def build_parts(config: RunConfig, rank: Rank, seed: int) -> Parts:
         val=build_evaluation(config, "val", rank, seed),
         evaluation=build_evaluation(config, "eval", rank, seed),
     )
-    measured = {label(loader.split, loader.name): loader.dataset for loader in (*parts.val, *parts.evaluation)}
-    data = {"train": parts.stream.dataset, **measured}
-    parts.task.classes = check_classes(config.model, data | parts.deciding_data())
-    warn_of_shared_samples(data, rank, config.loader, config.num_workers)
+    measured = {label(loader.split, loader.name): loader for loader in (*parts.val, *parts.evaluation)}
+    loaders = {"train": stream, **measured, **parts.deciding_data()}
+    parts.task.classes = check_classes(config.model, {name: loader.dataset for name, loader in loaders.items()})
+    warn_of_shared_samples({"train": stream, **measured}, rank)
     if rank.is_main and isinstance(stream, TrainStream):
         warn_of_empty_classes(stream.dataset)
-        warn_of_sorted_classes(stream, config.loader, config.num_workers)
     return parts
 
 

@@ -214,10 +214,10 @@ class Parts:
     evaluation: Sequence[EvaluationLoader]
     stage_streams: Mapping[int, BatchStream] = field(default_factory=dict)
 
-    def deciding_data(self) -> dict[str, Any]:
-        """Return the datasets that affect the result, by name: of training, and of validation, which pick the best."""
-        stages = {f"train of stages[{number}]": stream.dataset for number, stream in self.stage_streams.items()}
-        return {"train": self.stream.dataset, **stages, **{label(v.split, v.name): v.dataset for v in self.val}}
+    def deciding_data(self) -> dict[str, BatchStream | EvaluationLoader]:
+        """Return the data that affect the result, by name: of training, and of validation, which pick the best."""
+        stages = {f"train of stages[{number}]": stream for number, stream in self.stage_streams.items()}
+        return {"train": self.stream, **stages, **{label(v.split, v.name): v for v in self.val}}
 
     @property
     def data(self) -> list[BatchStream | EvaluationLoader]:

@@ -1,6 +1,5 @@
 """Record what decides the bits of a run besides its config, and compare it with the record in a checkpoint."""
 
-import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, is_dataclass
 from fnmatch import fnmatchcase
@@ -10,12 +9,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from common.data.digest import describe_counts, differences, digest
 from common.data.loader import BatchStream
+from common.data.reading import compare_data
 from common.distributed import Rank, from_main
 from common.distributed.code import code_of
 from common.run.environment import machine, packages, version_of
-from common.run.record import RESULT_VARIABLES
+from common.run.record import result_variables
 
 # What a change of an entry of the fingerprint means for the bits of the run. Of all others, the engine cannot tell.
 BREAKS_BITS = (
@@ -71,17 +70,16 @@ def changes(old: Mapping[str, Any], new: Mapping[str, Any], defaults: Any = None
             yield Change(key, before, after)
 
 
-def fingerprint(rank: Rank, data: BatchStream, seed: int, model: str, datasets: Mapping[str, Any]) -> dict[str, Any]:
+def fingerprint(rank: Rank, data: BatchStream, seed: int, model: str, read: Mapping[str, Any]) -> dict[str, Any]:
     """Everything besides the config that affects the exact result of a run, as far as it can be known.
 
     Every process must call this. Packages and data are the main process'.
 
     Args:
         model: how it was prepared.
-        datasets: those that affect training, by name.
+        read: what the main process read of the data, by name, see `common.data.reading`.
     """
-    seen = (packages(), {name: digest(dataset) for name, dataset in datasets.items()}) if rank.is_main else None
-    versions, digests = from_main(seen, rank) or ({}, {})
+    versions, read = from_main((packages(), read) if rank.is_main else None, rank) or ({}, {})
     return {
         "torch": str(torch.__version__),
         "numpy": np.__version__,
@@ -93,10 +91,10 @@ def fingerprint(rank: Rank, data: BatchStream, seed: int, model: str, datasets: 
         "samples per epoch": data.epoch_size,
         "data position restored": data.is_exactly_resumable,
         "libraries": ", ".join(sorted(Path(path).name for path in torch.ops.loaded_libraries)) or "none",
-        "environment": {name: os.environ.get(name, "unset") for name in RESULT_VARIABLES},
+        "environment": result_variables(),
         "code": code_of(),
         "packages": {name: version for name, version in versions.items() if name not in ("torch", "numpy")},
-        "data": digests,
+        "data": read,
     }
 
 
@@ -114,6 +112,10 @@ def compare(old: Mapping[str, Any], new: Mapping[str, Any], *, other_val: bool) 
     compared = ["config"]
     shared = {key: value for key, value in new.items() if key in old and key not in _ASIDE}
     missing = [key for key in new if key not in old]
+    if "environment" in old:  # a variable that is not set is not recorded
+        names = [*old["environment"], *new["environment"]]
+        shared["environment"] = {name: new["environment"].get(name, "unset") for name in names}
+        old = {**old, "environment": {name: old["environment"].get(name, "unset") for name in names}}
     if "packages" in old:
         now = new["packages"]
         shared["packages"] = {name: now.get(name) or version_of(name) or "not installed" for name in old["packages"]}
@@ -127,16 +129,8 @@ def compare(old: Mapping[str, Any], new: Mapping[str, Any], *, other_val: bool) 
             changed["code"].append(f"{change.key}{mark}")
         compared.insert(0, f"code ({len(new['code'])} files)")
     compared += [f"{len(old['packages']) + 2} packages" if "packages" in old else "torch", "machine"]
-    before = old.get("data", {})
-    data = {name: dataset for name, dataset in new["data"].items() if name in before}
-    data = {name: dataset for name, dataset in data.items() if not (other_val and name.startswith("val"))}
-    for name, description in data.items():
-        other, unsure = differences(name, before[name], description)
-        changed["breaks" if name.startswith("val") else "order"] += [other] if other else []
-        changed["unsure"] += [unsure] if unsure else []
-        changed["missing"] += [f"dataset.{name}: {text}" for text in description["unknown"]]
-    if counts := describe_counts(data.values()):
-        compared.append(f"data ({counts})")
+    if text := _compare_all_data(old.get("data", {}), new["data"], changed, other_val=other_val):
+        compared.append(text)
     if missing:
         changed["missing"].append(f"{', '.join(missing)} (the checkpoint does not record them)")
     if not new["device"].startswith("cpu") and not new["deterministic"]:
@@ -144,3 +138,23 @@ def compare(old: Mapping[str, Any], new: Mapping[str, Any], *, other_val: bool) 
     if "compiled" in new["model"]:
         changed["missing"].append("torch.compile, whose code may depend on the shapes that it saw first")
     return changed, ", ".join(compared)
+
+
+def _compare_all_data(
+    old: Mapping[str, Any], new: Mapping[str, Any], changed: dict[str, list[str]], *, other_val: bool
+) -> str:
+    """Add how the data differ to `changed`. Returns how much of them was compared, in words; "" for nothing."""
+    is_elsewhere = bool(changed["breaks"] or changed["unsure"])  # another library or processor may read other bits
+    same, total = 0, 0
+    for name, now in new.items():
+        is_val = name.startswith("val")
+        if name not in old or (other_val and is_val):
+            continue
+        change = compare_data(name, old[name], now)
+        changed["breaks" if is_val or is_elsewhere else "order"] += change.other
+        changed["breaks"] += change.varies
+        changed["missing"] += change.missing
+        if change.same:
+            same += change.same
+            total += now["size"]
+    return f"data ({same:,} of {total:,} samples read again: the same)" if same else ""

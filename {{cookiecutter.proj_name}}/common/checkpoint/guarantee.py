@@ -10,7 +10,6 @@ from common.config.names import join_names
 from common.config.record import config_of_today
 from common.data.view import innermost
 from common.distributed import Rank
-from common.optim.factors import Plateau
 from common.optim.several import parts_of
 
 # Keys that decide when and what a run measures, and thereby its best value, early stopping, perhaps its learning rate.
@@ -78,12 +77,13 @@ def unknowns(run: RunState) -> list[str]:
     Add whatever else the engine cannot check here.
     """
     parts: Mapping[str, Any] = run.parts
-    plateau, dataset = parts["schedule"].plateau, parts["data"].dataset
+    dataset = parts["data"].dataset
     kinds = dict.fromkeys(map(type, parts_of(parts["optimizer"])))
     others = [kind for kind in kinds if not kind.__module__.startswith("torch.optim")]
     reasons = [f"optimizer {_path(kind)} restores its own state" for kind in others]
-    if plateau is not None and type(plateau) is not Plateau:  # all others are functions of the step
-        reasons.append(f"schedule {_path(type(plateau))} restores its own state")
+    schedule = parts["schedule"].code
+    if schedule.__module__.split(".")[0] not in ("common", "library"):
+        reasons.append(f"schedule {_path(schedule)} must be a function of the step, or restore its own state")
     if not run.fingerprint["data position restored"]:
         reasons.append(f"dataset {_path(type(innermost(dataset)))} starts each epoch over")
     elif callable(getattr(dataset, "state_dict", None)):
@@ -95,8 +95,8 @@ def unknowns(run: RunState) -> list[str]:
     return reasons
 
 
-def _path(cls: type) -> str:
-    return f"{cls.__module__}.{cls.__qualname__}"
+def _path(target: Any) -> str:
+    return f"{target.__module__}.{target.__qualname__}"
 
 
 def resume_guarantee(saved: Mapping[str, Any], run: RunState, safe: list[Change], breaking: list[Change]) -> str:
@@ -137,7 +137,7 @@ def resume_guarantee(saved: Mapping[str, Any], run: RunState, safe: list[Change]
         if old["ranks"] != new["ranks"]:
             text += "; the random generators of the ranks (dropout) are reseeded"
     else:
-        text = f"bit-exact {extent}"
+        text = f"bit-exact {extent}, if your code depends on nothing else (other files, variables)"
     lists = {"harmless": harmless + causes["harmless"], "not compared": causes["missing"], "not checked": unknowns(run)}
     text += "".join(f"; {title}: {', '.join(items)}" for title, items in lists.items() if items)
     return f"this resume is {text}{_measuring_note(safe)}"

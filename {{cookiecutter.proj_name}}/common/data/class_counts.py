@@ -1,18 +1,18 @@
 """How many samples each class has, as far as a dataset says so without being read."""
 
 from collections import Counter
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
 import numpy as np
 from loguru import logger
 
-from common.data.loader import LoaderConfig, TrainStream
-from common.data.some_samples import label_of, look_at, spread
+from common.data.loader import TrainStream
 from common.data.view import is_map_style
 
 _ALL, _FIRST = 6, 3  # classes listed at most; of more, the first ones
-_READ = 32  # samples whose labels are read
+_READ = 16  # labels that say something about the order
 
 
 def labels_of(dataset: Any) -> np.ndarray[Any, Any] | None:
@@ -75,19 +75,18 @@ def warn_of_empty_classes(dataset: Any) -> None:
     )
 
 
-def warn_of_sorted_classes(stream: TrainStream, config: LoaderConfig, worker: int) -> None:
+def warn_of_sorted_classes(stream: TrainStream, read: Mapping[int, int]) -> None:
     """Warn of an epoch that reads one class after the other: each step would unlearn what the last ones taught.
 
-    Without the labels of all samples, some are read, if the order is not the shuffled one.
+    Args:
+        read: labels of some samples by number, for a dataset that does not say those of all.
     """
     order = stream.plan.order(0) % len(stream.dataset)
     labels = labels_of(stream.dataset)
     if labels is not None:
         labels = labels[order]
-    elif config.order["type"] != "shuffle" and len(order) >= _READ:
-        with suppress(Exception):  # a sample that cannot be read is reported where it is trained on
-            read = look_at(stream.dataset, spread(order.tolist(), _READ), label_of, config, worker)
-            labels = None if None in read else np.array(read)
+    elif stream.plan.order.name != "shuffle" and len(read) >= _READ:
+        labels = np.array([read[number] for number in order[np.isin(order, list(read))].tolist()])
     if labels is None or len(labels) < 2:
         return
     classes = len(np.unique(labels))
@@ -95,5 +94,5 @@ def warn_of_sorted_classes(stream: TrainStream, config: LoaderConfig, worker: in
         logger.warning(
             "loader.order: {} reads all samples of one class, then all of the next, so the model forgets each class "
             "while it learns another. Use loader.order: {{type: shuffle}}, or mix the samples of the dataset",
-            config.order["type"],
+            stream.plan.order.name,
         )

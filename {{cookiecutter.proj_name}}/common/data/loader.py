@@ -1,7 +1,7 @@
 """From a dataset to batches: the loaders of training and evaluation."""
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
 from itertools import islice, tee
@@ -18,7 +18,7 @@ from common.data.keyed import BatchKey, KeyedBatches, SizedDataset, find_collate
 from common.data.move import Loaded
 from common.data.plan import EpochPlan, GlobalBatch, evaluation_keys
 from common.data.view import kind_of
-from common.data.workers import end_workers, read, set_up_worker
+from common.data.workers import OtherProcess, context_of, end_workers, read, set_up_worker
 from common.distributed import Rank
 from common.progress import Position
 
@@ -135,13 +135,13 @@ class TrainStream(BatchStream):
         self.samples_per_step = plan.samples_per_step
         self._keys = _Keys()
         self.lag = _COPIES if worker else ""
-        self._batches = KeyedBatches(dataset, find_collate(dataset, config.collate, training=True), plan.order.seed)
-        self._loader = make_loader(self._batches, config, worker, plan.order.seed, device, batch_sampler=self._keys)
+        self.batches = KeyedBatches(dataset, find_collate(dataset, config.collate, training=True), plan.order.seed)
+        self._loader = make_loader(self.batches, config, worker, plan.order.seed, device, batch_sampler=self._keys)
 
     def sample_batch(self, *, full: bool) -> Any:
         """Return a batch to try a model on; reading it leaves the random generators unchanged."""
         size = min(self.plan.batch_size if full else 2, self.epoch_size)
-        return self._batches.__getitems__((0, list(range(size))))
+        return _read_once(self._loader, list(range(size)))
 
     def samples(self, at: Position, steps: int = 1) -> list[list[int]]:
         shares, end = list[list[int]](), at.step + steps
@@ -211,21 +211,29 @@ class EvaluationLoader:
     def __post_init__(self) -> None:
         self.size, self.lag = len(self.dataset), _COPIES if self.worker else ""
         self.keys = evaluation_keys(self.size, self.batch_size, self.rank.rank, self.rank.world_size)
-        self._batches = KeyedBatches(self.dataset, find_collate(self.dataset, self.config.collate), self.seed)
+        self.batches = KeyedBatches(self.dataset, find_collate(self.dataset, self.config.collate), self.seed)
         self._loader = make_loader(
-            self._batches, self.config, self.worker, self.seed, self.rank.device, batch_sampler=self.keys
+            self.batches, self.config, self.worker, self.seed, self.rank.device, batch_sampler=self.keys
         )
 
     def __iter__(self) -> Iterator[Any]:
         return read(self._loader)
 
-    def sample_batch(self) -> Any:
-        """Return a batch of the first sample."""
-        return self._batches.__getitems__((0, [0]))
+    def sample_batch(self, indices: Sequence[int] = (0,)) -> Any:
+        """Return a batch of some samples."""
+        return _read_once(self._loader, list(indices))
 
     def close(self) -> None:
         """Stop the loader's worker processes, once no more data will be read."""
         end_workers(self._loader)
+
+
+def _read_once(loader: DataLoader[Any], indices: list[int]) -> Any:
+    """Read a batch. With workers, in a process of its own: they would share the files that a dataset opens here."""
+    key = (0, indices)
+    if loader.num_workers == 0:
+        return loader.dataset.__getitems__(key)  # type: ignore[attr-defined]
+    return OtherProcess(context_of(loader), loader.dataset.__getitems__, key).result()  # type: ignore[attr-defined]
 
 
 def make_loader(

@@ -2,26 +2,30 @@
 
 import filecmp
 import os
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from itertools import combinations, islice
 from typing import Any
 
+import numpy as np
 from loguru import logger
 
-from common.data.loader import LoaderConfig
-from common.data.some_samples import digest, look_at, spread
+from common.data.held import open_handle
+from common.data.keyed import seed_all
+from common.data.reading import checksum
 from common.data.view import innermost, is_map_style
+from common.data.workers import OtherProcess, context_of
 from common.distributed import Rank
 
 _FILES, _SAMPLES = 200, 8  # compared at most: pairs of files, and samples of a split
+_LONGEST = 5.0  # seconds that reading these samples may take
 _ADVICE = (
     "results on them do not show how the model performs on new data. Give each split samples of its own: another "
     "folder, or parts such as [0, 0.8] and [0.8, 1]"
 )
 
 
-def warn_of_shared_samples(data: Mapping[str, Any], rank: Rank, config: LoaderConfig, worker: int) -> None:
+def warn_of_shared_samples(loaders: Mapping[str, Any], rank: Rank) -> None:
     """Warn of splits that have samples in common.
 
     `sample_ids()` of a dataset gives one hashable value per sample, the same for the same sample in any split, such as
@@ -29,12 +33,11 @@ def warn_of_shared_samples(data: Mapping[str, Any], rank: Rank, config: LoaderCo
     a dataset has no `sample_ids`, a few of its samples are read and compared with the training data.
 
     Args:
-        data: datasets by `label`.
-        config, worker: as for training; samples are read in a worker if training has any.
+        loaders: of the datasets, by `label`.
     """
     if not rank.is_main:
         return
-    sets = {name: dataset for name, dataset in data.items() if is_map_style(dataset)}
+    sets = {name: loader.dataset for name, loader in loaders.items() if is_map_style(loader.dataset)}
     ids = {
         name: set(islice(dataset.sample_ids(), len(dataset)))
         for name, dataset in sets.items()
@@ -51,7 +54,13 @@ def warn_of_shared_samples(data: Mapping[str, Any], rank: Rank, config: LoaderCo
             elif copies := _find_copies(ids[first], ids[second]):
                 overlap = f"{len(copies)} files have the name and content of a file of dataset.{first}"
                 overlap += f", such as {copies[0]}"
-        elif first == "train" and (count := _equal_samples(sets[first], sets[second], config, worker)):
+        elif first == "train" and not open_handle(sets[first], sets[second]):
+            count = 0
+            with suppress(Exception):  # a sample that cannot be read is reported where it is trained on
+                reader = OtherProcess(context_of(loaders[first]._loader), _equal_samples, sets[first], sets[second])
+                count = reader.result(_LONGEST)
+            if not count:
+                continue
             overlap = f"{count} of {min(_SAMPLES, len(sets[second]))} samples checked are also in dataset.{first}"
         if overlap:
             logger.warning("dataset.{}: {}; {}", second, overlap, _ADVICE)
@@ -72,7 +81,7 @@ def _by_name(paths: Collection[Any]) -> dict[str, str]:
     return {str(path).removeprefix(folder): str(path) for path in paths}
 
 
-def _equal_samples(train: Any, other: Any, config: LoaderConfig, worker: int) -> int:
+def _equal_samples(train: Any, other: Any) -> int:
     """Count which of a few samples of `other` are in the training data: at the same index from the start or end.
 
     Transforms of the config are not applied. 0 if it is less than half of them, or if all samples are alike.
@@ -80,9 +89,19 @@ def _equal_samples(train: Any, other: Any, config: LoaderConfig, worker: int) ->
     train, other = innermost(train), innermost(other)
     chosen, shift = spread(range(len(other)), _SAMPLES), len(train) - len(other)
     near = {index + offset for index in chosen for offset in (0, shift)} & set(range(len(train)))
-    with suppress(Exception):  # a sample that cannot be read is reported where it is trained on
-        wanted = look_at(other, chosen, digest, config, worker)
-        seen = set(look_at(train, sorted(near), digest, config, worker))
-        count = sum(sample in seen for sample in wanted)
-        return count if len(set(wanted)) > 1 and 2 * count >= len(wanted) else 0
-    return 0
+    wanted = [_alike(other, index) for index in chosen]
+    seen = {_alike(train, index) for index in sorted(near)}
+    count = sum(sample in seen for sample in wanted)
+    return count if len(set(wanted)) > 1 and 2 * count >= len(wanted) else 0
+
+
+def _alike(dataset: Any, index: int) -> str:
+    """Return the checksum of a sample, which is read with the same random numbers as any other."""
+    seed_all(0)
+    return checksum(dataset[index])
+
+
+def spread(items: Sequence[Any], count: int) -> list[Any]:
+    """Up to `count` of the items, evenly spaced, the first and the last among them."""
+    places = np.linspace(0, len(items) - 1, min(count, len(items))).round().astype(int)
+    return [items[index] for index in dict.fromkeys(places.tolist())]

@@ -103,6 +103,11 @@ class Schedule:
         self._warmup, self._start = warmup, start
         self._base = [float(group["lr"]) for group in optimizer.param_groups]
 
+    @property
+    def code(self) -> Any:
+        """The function or class that computes it."""
+        return self._factor.func if isinstance(self._factor, partial) else type(self._factor)
+
     def factor(self, step: int) -> float:
         """Return the factor at optimizer step `step`, counted from 0 over the whole run."""
         if step >= self._warmup:

@@ -7,6 +7,7 @@ import shlex
 import socket
 import sys
 from collections.abc import Sequence
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +23,22 @@ from common.run.status import now
 
 # Variables that change results and hold no secrets. The environment as a whole is never recorded: it may hold tokens.
 RESULT_VARIABLES = (
-    "CUBLAS_WORKSPACE_CONFIG", "PYTHONHASHSEED", "MKL_CBWR", "NVIDIA_TF32_OVERRIDE", "NCCL_ALGO", "NCCL_PROTO",
+    "ONEDNN_*", "DNNL_*", "MKL_*", "OPENBLAS_*", "NPY_*CPU_FEATURES", "KMP_DETERMINISTIC_REDUCTION", "OMP_DYNAMIC",
+    "CUBLAS*", "CUDNN_*", "NVIDIA_TF32_OVERRIDE", "TORCH_ALLOW_TF32*", "TORCH_BLAS*", "NCCL_ALGO", "NCCL_PROTO",
+    "PYTHONHASHSEED",
 )  # fmt: skip
-_REPEATED = ("OMP_NUM_THREADS", "ATEN_CPU_CAPABILITY", *RESULT_VARIABLES)  # torch reports the effect of the first two
+_HARMLESS = ("*VERBOSE*", "*LOG*", "*PROFIL*")
+_REPEATED = ("OMP_NUM_THREADS", "ATEN_CPU_CAPABILITY")  # torch reports the effect of both
+
+
+def result_variables() -> dict[str, str]:
+    """Return the variables of this process' environment that change results."""
+
+    def is_decisive(name: str) -> bool:
+        is_listed = any(fnmatchcase(name, pattern) for pattern in RESULT_VARIABLES)
+        return is_listed and not any(fnmatchcase(name, pattern) for pattern in _HARMLESS)
+
+    return {name: value for name, value in sorted(os.environ.items()) if is_decisive(name)}
 
 
 def describe_start(project: Path, argv: Sequence[str], seed: int, rank: Rank) -> tuple[dict[str, Any], str]:
@@ -54,7 +68,7 @@ def describe_start(project: Path, argv: Sequence[str], seed: int, rank: Rank) ->
         "packages": packages(),
         "machine": machine(rank.device),
         "cpu_threads": torch.get_num_threads(),
-        "environment": {name: os.environ[name] for name in _REPEATED if name in os.environ},
+        "environment": {name: os.environ[name] for name in _REPEATED if name in os.environ} | result_variables(),
     }
     return attempt, git.patch()
 

@@ -17,14 +17,15 @@ from common.checkpoint.fingerprint import changes, fingerprint
 from common.checkpoint.guarantee import MEASURING, SAFE
 from common.config import resolve
 from common.config.names import join_names
-from common.data.digest import differences, search
+from common.data.reading import compare_data, read_data, records
+from common.data.workers import OtherProcess, context_of
 from common.distributed.process import set_up_process
 from common.run.environment import version_of
 from common.run.lock import is_held
 from common.run.metrics import read_metrics
 from common.run.paths import RunPaths
 from common.run.record import read_attempts
-from cli.data_record import RECORD, changed_items
+from cli.data_record import RECORD, changed_samples
 from cli.trained import config_in, find_device
 from custom.config import Config
 
@@ -104,9 +105,13 @@ def read_kept(paths: RunPaths, recorded: Mapping[int, str]) -> dict[int, tuple[P
 def changed_at_resume(start: Mapping[str, Any], end: Mapping[str, Any]) -> list[str]:
     """Return what decides the bits and differs between two states of a run, so that one replay cannot repeat it."""
     settings = changes(config_in(start).values, config_in(end).values)
-    others = changes({**end["fingerprint"], **start["fingerprint"]}, end["fingerprint"])
+    old, new = {**end["fingerprint"], **start["fingerprint"]}, end["fingerprint"]
+    others = changes({**old, "data": None}, {**new, "data": None})
     decisive = [*(change for change in settings if not change.matches(_WITHOUT_EFFECT)), *others]
-    return [f"at a resume: {change.arrow}" for change in decisive]
+    data = [
+        text for name in new["data"] for text in compare_data(name, old["data"].get(name, {}), new["data"][name]).other
+    ]
+    return [f"at a resume: {text}" for text in [*(change.arrow for change in decisive), *data]]
 
 
 def compare_causes(segment: Segment, config: Config) -> dict[str, list[str]]:
@@ -124,7 +129,8 @@ def compare_causes(segment: Segment, config: Config) -> dict[str, list[str]]:
     rank = find_device(config.gpu_ids, asked=False)
     set_up_process(config.dist, rank)
     parts = build_parts(config, rank, seed)
-    new = fingerprint(rank, parts.stream, seed, "", parts.deciding_data())
+    loaders = parts.deciding_data()
+    new = fingerprint(rank, parts.stream, seed, "", records(read_data(loaders)))
     new["packages"] = {name: version_of(name) or "not installed" for name in old["packages"]}
     changed, machine, missing = changed_at_resume(segment.start, segment.end), [], []
     keys = ("code", *_PACKAGES, "environment", *attempt["machine"])
@@ -138,10 +144,14 @@ def compare_causes(segment: Segment, config: Config) -> dict[str, list[str]]:
             machine.append(change.arrow)
     file = segment.paths.root / RECORD
     record = dict(np.load(file)) if file.is_file() else {}
-    for name, dataset in parts.deciding_data().items():
-        other, _ = differences(name, old["data"][name], new["data"][name])
-        items, unread = changed_items(record[name], search(dataset)) if name in record else ([], "all")
-        changed += [f"dataset.{name}: {join_names(items)}" if items else other] if items or other else []
-        missing += [f"dataset.{name}: {text}" for text in new["data"][name]["unknown"]]
-        missing += [f"dataset.{name}: the contents of {unread} files"] if unread else []
+    for name, loader in loaders.items():
+        found = compare_data(name, old["data"][name], new["data"][name])
+        missing += found.missing + found.varies
+        items = []
+        if name in record and not found.missing and not found.varies:
+            reader = OtherProcess(context_of(loader._loader), changed_samples, record[name], loader.batches)
+            items = reader.result()
+        changed += [f"dataset.{name}: {join_names(items)}"] if items else found.other
+        if left := new["data"][name]["size"] - len(record.get(name, ())):
+            missing.append(f"dataset.{name}: {left:,} samples")
     return {"another machine": machine, "not compared": missing, "changed": changed}
