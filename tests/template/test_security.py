@@ -16,7 +16,7 @@ from support import TEMPLATE
 OWN_PICKLES = {
     "common/checkpoint/file.py",  # names the error that torch.load raises
     "common/data/shared_list.py",
-    "common/data/some_samples.py",
+    "common/data/workers.py",
     "tools/check/watch.py",
 }
 # On several hosts the connection that tells of failures has to be reachable from the others; it wants a key.

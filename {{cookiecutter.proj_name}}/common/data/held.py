@@ -82,8 +82,9 @@ def open_handle(*owners: Any) -> str:
 
 
 def _is_open(value: Any) -> bool:
-    if _matches(type(value), _OPEN):
-        return not type(value).__module__.startswith("h5py") or bool(value)  # those of h5py are false when closed
+    kind: Any = type(value)
+    if _matches(kind, _OPEN):
+        return not kind.__module__.startswith("h5py") or bool(value)  # those of h5py are false when closed
     with suppress(Exception):  # it is closed, or no file
         readable = getattr(value, "readable", True)
         can_read = readable() if callable(readable) else readable
@@ -97,7 +98,7 @@ def contents(*owners: Any, with_state: bool = True) -> Iterator[tuple[str, Read,
     The nearest come first. Without `with_state`, objects that save a state of their own are not looked into.
     """
     seen: dict[int, Any] = {}  # kept, so that no other object gets the same id meanwhile
-    queue = deque((type(owner).__name__, partial(_itself, owner)) for owner in owners)
+    queue: deque[tuple[str, Read]] = deque((type(owner).__name__, partial(_itself, owner)) for owner in owners)
     while queue and len(seen) < _OBJECTS:
         name, read = queue.popleft()
         value = read()
@@ -105,7 +106,8 @@ def contents(*owners: Any, with_state: bool = True) -> Iterator[tuple[str, Read,
             continue
         seen[id(value)] = value
         yield name, read, value
-        if isinstance(value, _KINDS) or _matches(type(value), _SHAREABLE):
+        kind: Any = type(value)
+        if isinstance(value, _KINDS) or _matches(kind, _SHAREABLE):
             continue
         if with_state or not _has_state(value):
             queue.extend(_parts(name, value))
@@ -162,7 +164,7 @@ def _itself(value: Any) -> Any:
 
 
 @cache
-def _matches(kind: type, patterns: tuple[str, ...]) -> bool:
+def _matches(kind: Any, patterns: tuple[str, ...]) -> bool:
     return any(fnmatchcase(f"{kind.__module__}.{kind.__qualname__}", pattern) for pattern in patterns)
 
 

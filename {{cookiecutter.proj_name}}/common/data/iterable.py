@@ -166,17 +166,17 @@ class IterableStream(BatchStream):
         if self.is_in_step:
             limit = self._set_length(worker, limit)
         collate = find_collate(dataset, config.collate, training=True)
-        self._batches = _Batches(dataset, batch_size, collate, seed, rank, limit)
-        if self._batches.shares:
+        self.batches = _Batches(dataset, batch_size, collate, seed, rank, limit)
+        if self.batches.shares:
             dataset.share(rank.rank, rank.world_size)  # workers call it themselves when they begin to read
         elif (readers := rank.world_size * max(1, worker)) > 1:
             logger.info("dataset.train: each of {} readers reads all records and keeps its share", readers)
         self._state: dict[str, Any] = {}  # after the step that was yielded last
         self._start: dict[str, Any] = {}  # of the next pass; empty: as the dataset is
-        self._loader = make_loader(self._batches, config, worker, seed, rank.device, batch_size=None)
+        self._loader = make_loader(self.batches, config, worker, seed, rank.device, batch_size=None)
         self._first: _MicroBatch | None = None
         self._opened: Generator[_MicroBatch, None, None] | None = None  # the rest of the pass that `_first` was read in
-        if self._batches.shares and not rank.is_single_process and not self.is_in_step:
+        if self.batches.shares and not rank.is_single_process and not self.is_in_step:
             self.sample_batch(full=True)
 
     def _set_length(self, worker: int, limit: int) -> int:
@@ -246,7 +246,7 @@ class IterableStream(BatchStream):
         while total:
             read = list(islice(batches, self.accumulate))
             state = {**self._dataset_state(), "ended": not read}
-            if self._batches.shares:
+            if self.batches.shares:
                 sizes = gather_objects([batch.size for batch in read], self.rank)
                 total = sum(map(sum, sizes))
                 missing = max(map(len, sizes)) - len(read)
@@ -271,28 +271,28 @@ class IterableStream(BatchStream):
             if at.epoch == sample == 0:
                 return chain([self._first], opened)
             opened.close()
-        self._batches.epoch, self._batches.first = at.epoch, sample // (self.batch_size * self.rank.world_size)
-        self._batches.state = start.get("dataset")
-        self._batches.begins_anew = self._batches.state is not None or self.is_in_step
+        self.batches.epoch, self.batches.first = at.epoch, sample // (self.batch_size * self.rank.world_size)
+        self.batches.state = start.get("dataset")
+        self.batches.begins_anew = self.batches.state is not None or self.is_in_step
         if sample and start["ended"]:
-            self.dataset.load_state_dict(self._batches.state)
+            self.dataset.load_state_dict(self.batches.state)
             return iter(())
         return read(self._loader)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the dataset's state after the last step; one per rank if it has `share`."""
-        return {"states": gather_objects(self._state, self.rank) if self._batches.shares else [self._state]}
+        return {"states": gather_objects(self._state, self.rank) if self.batches.shares else [self._state]}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Start the next pass at the saved position. Raises `UserError` if the number of shares differs inside one."""
         states = state["states"]
         if not all({"dataset", "sample"} <= state.keys() for state in states) or not self.is_exactly_resumable:
             return  # the epoch is read again
-        if self._batches.shares and len(states) != self.rank.world_size:
+        if self.batches.shares and len(states) != self.rank.world_size:
             if all(state.get("ended") for state in states):  # between epochs: every share starts over
                 return
             raise UserError(
                 f"dataset.train: {kind_of(self.dataset)} was shared by {len(states)} process(es) when the "
                 f"checkpoint was saved inside an epoch, so resume it with as many, not {self.rank.world_size}"
             )
-        self._start = states[self.rank.rank if self._batches.shares else 0]
+        self._start = states[self.rank.rank if self.batches.shares else 0]

@@ -77,6 +77,7 @@ class BatchStream(Protocol):
     """Training data as the trainer sees it: a `TrainStream`, or a `common.data.iterable.IterableStream`.
 
     Attributes:
+        batches: what makes batches of the dataset's samples.
         steps_per_epoch: optimizer steps; None if unknown.
         epoch_size: samples; 0 if unknown.
         samples_per_step: samples of one optimizer step, over all ranks.
@@ -86,6 +87,7 @@ class BatchStream(Protocol):
     """
 
     dataset: Any
+    batches: Any
     steps_per_epoch: int | None = None
     epoch_size: int = 0
     samples_per_step: int

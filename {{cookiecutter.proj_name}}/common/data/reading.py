@@ -160,8 +160,8 @@ class _Reader:
     """
 
     def __init__(self, batches: KeyedBatches, *, is_train: bool) -> None:
-        dataset = batches.dataset
-        methods = [getattr(dataset, name, None) for name in ("state_dict", "load_state_dict")]
+        self.dataset: Any = batches.dataset
+        methods = [getattr(self.dataset, name, None) for name in ("state_dict", "load_state_dict")]
         self.has_state = is_train and all(map(callable, methods))
         self.batches, self.later = batches, int(is_train)
         self.numbers = chosen(batches.size)
@@ -175,9 +175,9 @@ class _Reader:
     def read_other_way(self, half: float, end: float) -> None:
         """Read the later epoch first. A dataset with a state of its own is then put back to where it was."""
         if self.has_state:
-            state = deepcopy(self.batches.dataset.state_dict())
+            state = deepcopy(self.dataset.state_dict())
             self._pass(self.later, self.numbers, half)
-            self.batches.dataset.load_state_dict(state)
+            self.dataset.load_state_dict(state)
             self.found, self.batches.epoch = {}, None
             self._pass(0, self.numbers, end)
             return
@@ -190,7 +190,7 @@ class _Reader:
         for number in numbers:
             if self.found and time.monotonic() > until:
                 return
-            self._note(epoch, number, lambda number=number: self.batches.items(epoch, [number])[0])  # type: ignore[misc]
+            self._note(epoch, number, lambda number=number: self.batches.items(epoch, [number])[0])
         if self.batches.collate is not default_collate and len(numbers) > 1:
             some = sorted(self.numbers)[:_BATCH]
             self._note(epoch, -1, lambda: self.batches.__getitems__((epoch, some)))
@@ -312,7 +312,7 @@ def _bytes(value: Any, above: tuple[int, ...]) -> Iterator[bytes]:
         yield f"{value.dtype} {value.shape}".encode()
         yield np.ascontiguousarray(value).tobytes()
     elif isinstance(value, (bytes, bytearray)):
-        yield value
+        yield bytes(value)
     elif isinstance(value, (str, os.PathLike)):
         text = os.fsdecode(value)
         yield os.fsencode(os.path.basename(text) if os.path.isabs(text) else text)

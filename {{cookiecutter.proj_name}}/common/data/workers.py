@@ -119,7 +119,7 @@ def _answer(sender: Any, owner: int, function: Callable[..., Any], arguments: tu
     with open(os.devnull, "r+b", buffering=0) as nothing:  # what is printed would come twice
         for number in range(3):
             os.dup2(nothing.fileno(), number)
-    answer = None, None
+    answer: tuple[Any, Exception | None] = None, None
     try:
         answer = function(*arguments), None
     except Exception as error:  # noqa: BLE001 - any error of a dataset

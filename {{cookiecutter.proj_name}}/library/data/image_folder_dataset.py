@@ -91,10 +91,6 @@ class ImageFolderDataset:
         whole = str(self.root.resolve())
         return [whole + path[len(str(self.root)) :] for path, _ in self.samples]
 
-    def digest(self) -> list[tuple[str, int]]:
-        """Return files and labels, which a resume compares."""
-        return list(self.samples)
-
     def __getitem__(self, index: int) -> dict[str, Any]:
         """`image` (C, H, W), float in 0..1, `label`, int64 scalar, and `name`, the path below the folder."""
         path, label = self.samples[index]

@@ -119,10 +119,6 @@ class TarDataset(_Tar):
         shards = [shard.resolve() for shard in self.shards]
         return [f"{shards[number]}:{key}" for number, key, _ in self.samples]
 
-    def digest(self) -> list[Path]:
-        """Return the shards, which a resume compares."""
-        return self.shards
-
 
 @DATASET_REGISTRY.register()
 class TarStream(_Tar):
@@ -155,6 +151,10 @@ class TarStream(_Tar):
         self.reader, self.readers = 0, 1
         self.epoch = self.shard = self.sample = 0
         self._start = (0, 0)  # shard and sample at which the next pass begins
+
+    def digest(self) -> list[tuple[str, int]]:
+        """Return names and sizes of the shards, which a resume compares."""
+        return [(shard.name, shard.stat().st_size) for shard in self.shards]
 
     def share(self, reader: int, readers: int) -> None:
         """Read only share `reader` (from 0) of `readers`."""

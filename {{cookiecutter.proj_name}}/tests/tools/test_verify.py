@@ -97,7 +97,7 @@ def test_a_run_is_verified(copies: Runs, capsys: pytest.CaptureFixture[str]) -> 
 
 
 def test_one_changed_pixel_is_refused(trained: Runs, copies: Runs, capsys: pytest.CaptureFixture[str]) -> None:
-    """Though size and time of its file are as before, and only the beginnings of 64 files count for a resume."""
+    """Though size and time of its file are as before, and a resume would read other samples only."""
     file = trained.root / "pictures.data" / "077.raw"
     pixels, times = bytearray(file.read_bytes()), file.stat().st_mtime_ns
     pixels[63] ^= 1
@@ -109,7 +109,7 @@ def test_one_changed_pixel_is_refused(trained: Runs, copies: Runs, capsys: pytes
         pixels[63] ^= 1
         file.write_bytes(pixels)
         os.utime(file, ns=(times, times))
-    assert "changed:\n  dataset.train: 077.raw\n  dataset.val: 077.raw\nrefused: " in capsys.readouterr().out
+    assert "changed:\n  dataset.train: sample 77\n  dataset.val: sample 77\nrefused: " in capsys.readouterr().out
     assert certificate(copies.root / "pictures")["verdict"] == "refused"
 
 
