@@ -287,8 +287,10 @@ def look(sample: Any) -> Seen:
         entries = {f"[{number}]": value for number, value in enumerate(sample)}
     seen = Seen({str(name): checksum(value) for name, value in entries.items()} or {"the sample": checksum(sample)})
     label, image = entries.get("label"), entries.get("image")
-    if label is not None and np.size(label) == 1 and np.asarray(label).dtype.kind in "iu":
-        seen.label = int(label)
+    if isinstance(label, (int, np.integer, np.ndarray, Tensor)):
+        number = np.asarray(label)
+        if number.size == 1 and number.dtype.kind in "iu":
+            seen.label = int(number)
     if isinstance(image, Tensor) and image.is_floating_point() and image.ndim in (3, 4) and image.numel():
         seen.low, seen.high = (value.item() for value in image.aminmax())
     return seen
