@@ -149,7 +149,6 @@ def test_two_updates_on_two_ranks(runs: Runs) -> None:
         (["[{until: plateau}, {}]", "--progress.epoch_val", "-1"], ["progress.epoch_val"]),
         (["[{until: 1epoch, freeze: [a]}, {}]", "--dist.strategy", "fsdp"], ["stages[0].freeze", "fsdp"]),
         (["[{until: 1epoch, optim: {accumulate: 2}}, {}]"], ["stages[0].optim.accumulate = 2", "cannot change"]),
-        (["[{until: 1epoch, optim: {ema: {decay: 0.9}}}, {}]"], ["stages[0].optim.ema.decay = 0.9", "cannot change"]),
         (["[{until: 1epoch, dataset: {val: null}}, {}]"], ["stages[0].dataset.val", "cannot change"]),
         (["[{until: 1epoch, dataset: {train: {shift: a}}}, {}]"], ["stages[0].dataset.train.shift", "an integer"]),
         (["[{until: 1epoch, loss: {other: {weight: 1}}}, {}]"], ["stages[0].loss.other", "none of the losses"]),

@@ -37,14 +37,14 @@ def test_two_processes_train_it_as_one(runs: Runs, strategy: str) -> None:
 def test_a_checkpoint_of_before_is_read(runs: Runs, evaluated: Callable[..., dict[str, Any]]) -> None:
     """When losses were parts of the model, and `task` no part of a checkpoint."""
     given = ["--loss", "{$REPLACE: true, tests.parts.Learned: {}}", *PLAIN]
-    uncut = runs.train(*words("ema", *given), name="uncut")
-    cut(runs, "ema", 8, *given)
+    uncut = runs.train(*words("warm-up", *given), name="uncut")
+    cut(runs, "warm-up", 8, *given)
     file = runs.root / "cut" / "checkpoints" / "latest.pt"
     state = load(runs.root / "cut")
     state["model"] |= state.pop("task")
     write_checkpoint(state, file)
     evaluated(file, "--split", "val")
-    assert differing(final(uncut), final(runs.train(*words("ema", *given, "--resume", "auto"), name="cut"))) == []
+    assert differing(final(uncut), final(runs.train(*words("warm-up", *given, "--resume", "auto"), name="cut"))) == []
 
 
 def test_names_are_distinguished(runs: Runs) -> None:
@@ -199,7 +199,7 @@ def test_a_config_of_before_is_accepted(runs: Runs) -> None:
     words = [*PLAIN, "--task.type", "ClassificationTask"]  # the default
     file = runs.train(*words, "--progress.max_steps", "3") / "checkpoints" / "latest.pt"
     state = load(runs.root / "run")
-    del state["about"]["config"]["task"], state["about"]["config"]["optim"]["ema"]
+    del state["about"]["config"]["task"], state["about"]["config"]["optim"]["no_decay"]
     write_checkpoint(state, file)
     runs.train(*words, "--resume", "auto", "--progress.max_steps", "4")
     state["about"]["config"]["loss"] = {"other": {"type": "CrossEntropyLoss"}}

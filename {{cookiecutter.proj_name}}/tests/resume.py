@@ -21,11 +21,10 @@ BASE = [
 # Everything that has a state of its own: dropout (in the model), three kinds of augmentation, and these.
 KINDS = {
     "plain": [],
-    "ema": ["--optim.ema.decay", "0.9"],
     "plateau": ["--optim.lr_scheduler", "{type: plateau, patience: 1, threshold: 0.9}"],
     "warm-up": ["--optim.lr_scheduler", "{type: cosine, warmup: 3step}", "--optim.clip_gradients", "0.5"],
     "bf16": ["--precision.mode", "bf16"],
-    "fp16": ["--precision.mode", "fp16", "--optim.ema.decay", "0.9"],
+    "fp16": ["--precision.mode", "fp16"],
     "accumulate": ["--batch_size", "12", "--optim.accumulate", "3"],
     "momentum": ["--optim.optim_type", "SGD", "--optim.args", "{momentum: 0.9}", "--optim.lr", "0.1"],
     # Nothing is better by that much: a best that is far back, and a patience that runs.
@@ -109,7 +108,7 @@ def measured(folder: Path) -> list[Any]:
     """Return what was measured and when, and the last state, without the events of a second save of the same step."""
     return [
         [load(folder, name)[part] for name in ("latest", "best") for part in ("position", "values", "owed", "model")],
-        [load(folder)[part] for part in ("optimizer", "ema")],
+        load(folder)["optimizer"],
         [(entry["step"], entry["values"]) for event in ("train", "val", "eval") for entry in metrics(folder, event)],
         (load(folder)["best"], load(folder)["schedule"], load(folder)["random"]),
     ]

@@ -75,7 +75,7 @@ def test_each_stage_trains_what_it_says(runs: Runs) -> None:
 @pytest.mark.parametrize("at", [2, 4, 5, 6, 8])
 def test_cut_in_a_stage_and_at_its_start(runs: Runs, at: int) -> None:
     """In stage 1, exactly at its end (4), in stage 2, at the start of stage 3 and an epoch (6), in it."""
-    given = [*TOWER, *LOSSES, "--stages", THREE, "--optim.ema.decay", "0.9", "--optim.lr_scheduler.warmup", "0"]
+    given = [*TOWER, *LOSSES, "--stages", THREE, "--optim.lr_scheduler.warmup", "0"]
     _, folder = same_after_cut(runs, "plain", *given, at=at)
     assert [entry["step"] for entry in metrics(folder, "stage")] == [4, 6]
 

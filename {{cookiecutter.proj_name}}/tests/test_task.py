@@ -76,14 +76,14 @@ def test_a_task_is_chosen_in_the_config(runs: Runs, evaluated: Callable[..., dic
 
 
 def test_what_a_task_remembers_is_resumed(runs: Runs) -> None:
-    """D1: weights, buffers and a teacher of the task itself, in the optimizer, the average and the checkpoint."""
+    """D1: weights, buffers and a teacher of the task itself, in the optimizer and the checkpoint."""
     given = [*of("Remembering"), *PLAIN]
-    end = load(same_after_cut(runs, "ema", *given)[0])
+    end = load(same_after_cut(runs, "warm-up", *given)[0])
     assert end["task"].keys() == {"scale", "queue", *(f"teacher.{name}" for name in end["model"])}
     assert end["task"]["queue"].tolist() == pytest.approx([9.11, 8.11, 7.11, 6.11])  # step, epoch and total
     assert end["task"]["scale"] != 1
     assert [name for name in end["optimizer"]["param_groups"][0]["param_names"] if "." not in name] == ["scale"]
-    assert not any(name.startswith("model.") for name in [*end["ema"]["shadow"], *end["model"], *end["task"]])
+    assert not any(name.startswith("model.") for name in [*end["model"], *end["task"]])
 
 
 def apart(first: dict[str, Any], second: dict[str, Any], atol: float = 1e-12) -> None:
@@ -140,7 +140,7 @@ def test_updates_train_their_own_parts(runs: Runs) -> None:
 
 def test_updates_are_resumed(runs: Runs) -> None:
     given = [*TURNS, *QUIET]
-    same_after_cut(runs, "ema", *given)
+    same_after_cut(runs, "warm-up", *given)
 
 
 BF16 = ["--precision.mode", "bf16"]

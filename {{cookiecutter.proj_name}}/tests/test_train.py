@@ -118,15 +118,13 @@ def test_a_second_run_of_a_name_never_overwrites_the_first(runs: Runs) -> None:
 
 
 def test_evaluate_gives_the_number_of_training(runs: Runs, evaluated: Evaluated) -> None:
-    """The same evaluator, the same number to the last digit, for the averaged weights too."""
-    for name, more in (("plain", []), ("ema", ["--optim.ema.decay", "0.9"])):
-        folder = runs.train("--progress.epoch_eval", "1", *more, name=name)
-        printed = metrics(folder, "eval")[-1]["values"]
-        assert evaluated(folder / "checkpoints" / "latest.pt")["values"] == printed
-        best = load(folder, "best")
-        measured = evaluated(folder / "checkpoints" / "best.pt", "--split", "val")
-        assert measured["values"] == best["values"]
-        assert measured["step"] == best["position"]["step"]
+    """The same evaluator, the same number to the last digit."""
+    folder = runs.train("--progress.epoch_eval", "1")
+    assert evaluated(folder / "checkpoints" / "latest.pt")["values"] == metrics(folder, "eval")[-1]["values"]
+    best = load(folder, "best")
+    measured = evaluated(folder / "checkpoints" / "best.pt", "--split", "val")
+    assert measured["values"] == best["values"]
+    assert measured["step"] == best["position"]["step"]
 
 
 def test_lengths_and_periods_in_steps_and_parts_of_epochs(runs: Runs) -> None:

@@ -76,9 +76,9 @@ def test_a_small_file_resumes_exactly(runs: Runs, evaluated: Any, resumed_with: 
     """The files hold what is trained; resume, evaluation and prediction give the same numbers as with all of it."""
     task = ["--task", f"{{type: {HERE}.Taught}}"]
     more = [*MODEL, *task, *PART]
-    whole = runs.train(*words("ema", *more, "true"), name="whole")
-    cut(runs, "ema", 8, *more, "false")
-    part = runs.train(*words("ema", *more, resumed_with, "--resume", "auto"), name="cut")
+    whole = runs.train(*words("plain", *more, "true"), name="whole")
+    cut(runs, "plain", 8, *more, "false")
+    part = runs.train(*words("plain", *more, resumed_with, "--resume", "auto"), name="cut")
     assert "this resume is bit-exact" in log(part)
     one, other = outcome(whole), outcome(part)
     if resumed_with == "true":
@@ -138,10 +138,10 @@ STAGES = "[{until: 3step, freeze: [base.*]}, {until: 7step, freeze: [down.*]}, {
 def test_stages_that_freeze_other_parts(runs: Runs, at: int) -> None:
     """What any stage has trained is in the file, and so is its average; cut in each stage."""
     more = ["--model.width", "50", *MODEL, "--stages", STAGES, "--checkpoint.frozen"]
-    whole = outcome(runs.train(*words("ema", *more, "true"), name="whole"))
-    cut(runs, "ema", at, *more, "false")
+    whole = outcome(runs.train(*words("plain", *more, "true"), name="whole"))
+    cut(runs, "plain", at, *more, "false")
     assert ("base.1.weight" in load(runs.root / "cut")["frozen"]) == (at == 3)
-    part = outcome(runs.train(*words("ema", *more, "false", "--resume", "auto"), name="cut"))
+    part = outcome(runs.train(*words("plain", *more, "false", "--resume", "auto"), name="cut"))
     assert set(part["latest"]["frozen"]) == {"table"}
     assert set(part["latest"]["ema"]["shadow"]) == set(whole["latest"]["model"])
     for state in (whole["latest"], whole["best"], part["latest"], part["best"]):
@@ -155,10 +155,10 @@ def test_averages_of_frozen_parts_in_older_files(runs: Runs, monkeypatch: pytest
     more = ["--model.width", "50", *MODEL, "--prepare.freeze", "[base.*]"]
     with monkeypatch.context() as patch:
         patch.setattr(Ema, "follow", lambda self, model, _=None: self._add(model.state_dict()))  # as it was until then
-        uncut = outcome(runs.train(*words("ema", *more), name="uncut"))
-        cut(runs, "ema", 8, *more)
+        uncut = outcome(runs.train(*words("plain", *more), name="uncut"))
+        cut(runs, "plain", 8, *more)
     assert "base.1.weight" in load(runs.root / "cut")["ema"]["shadow"]
-    folder = runs.train(*words("ema", *more, "--resume", "auto"), name="cut")
+    folder = runs.train(*words("plain", *more, "--resume", "auto"), name="cut")
     assert differing(uncut, outcome(folder)) == []
     evaluated(folder / "checkpoints" / "best.pt")
 

@@ -66,7 +66,7 @@ def test_stopped_in_an_evaluation(
 @pytest.mark.parametrize("rank", [0, 1])
 def test_one_rank_is_stopped_in_an_evaluation(runs: Runs, rank: int) -> None:
     """The others leave it too, and save with it."""
-    argv = words("ema", *SIGNALLED)
+    argv = words("warm-up", *SIGNALLED)
     several(runs, 2, runs.words(*argv, name="uncut"))
     environment = {"SIGNAL_AT": f"4 {signal.SIGUSR1.value} eval {rank}"}
     assert start_ranks(runs.root, 2, runs.words(*argv, name="cut"), environment=environment).codes == [75, 75]
@@ -80,14 +80,14 @@ def test_a_restarted_job_goes_on_with_its_own_run(
     runs: Runs, start_epoch: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What it began with, another run's checkpoint or weights, is where its first start began, and no other."""
-    other = runs.train(*words("ema", "--progress.max_steps", "3"), name="other")
+    other = runs.train(*words("warm-up", "--progress.max_steps", "3"), name="other")
     begin = ["--resume", str(other), "--progress.start_epoch", start_epoch]
     monkeypatch.setenv("SLURM_JOB_ID", "7")
-    uncut = final(runs.train(*words("ema", *begin), name="uncut"))
-    cut(runs, "ema", 1, *begin)  # it has nothing of its own yet, so it begins once more
+    uncut = final(runs.train(*words("warm-up", *begin), name="uncut"))
+    cut(runs, "warm-up", 1, *begin)  # it has nothing of its own yet, so it begins once more
     monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
-    cut(runs, "ema", 6, *begin)
-    folder = runs.train(*words("ema", *begin), name="cut")
+    cut(runs, "warm-up", 6, *begin)
+    folder = runs.train(*words("warm-up", *begin), name="cut")
     assert differing(uncut, final(folder)) == []
     assert f"resuming {folder}/checkpoints/latest.pt" in (folder / "train.log").read_text()
 
@@ -95,8 +95,8 @@ def test_a_restarted_job_goes_on_with_its_own_run(
 @pytest.mark.parametrize("background", ["true", "false"])
 def test_background_saving_changes_nothing(runs: Runs, background: str) -> None:
     """Saving must not move any stream, wherever it happens."""
-    uncut = final(runs.train(*words("ema"), name="uncut"))
-    other = final(runs.train(*words("ema", "--checkpoint.background", background), name="other"))
+    uncut = final(runs.train(*words("warm-up"), name="uncut"))
+    other = final(runs.train(*words("warm-up", "--checkpoint.background", background), name="other"))
     assert differing(uncut, other) == []
 
 
@@ -116,7 +116,7 @@ def _no_keys(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(common.data.keyed, "seed_all", lambda seed: None)
 
 
-def _leaving_out(part: str, *names: str) -> Any:
+def leaving_out(part: str, *names: str) -> Any:
     """Checkpoints whose `part` comes back without `names`, as fresh."""
 
     def apply(patch: pytest.MonkeyPatch) -> None:
@@ -136,12 +136,10 @@ CONTROLS = {
     "random streams": ("plain", _no_random_streams),
     "a generator of the loader's own": ("workers", _no_generator_of_its_own),
     "keys of the samples": ("workers", _no_keys),
-    "the optimizer": ("momentum", _leaving_out("optimizer")),
-    "the averaged weights": ("ema", _leaving_out("ema", "shadow")),
-    "the average's count": ("ema", _leaving_out("ema", "steps", "updates")),
-    "the loss scale": ("fp16", _leaving_out("precision")),
-    "the plateau's memory": ("plateau", _leaving_out("schedule")),
-    "the best value": ("early-stop", _leaving_out("best")),
+    "the optimizer": ("momentum", leaving_out("optimizer")),
+    "the loss scale": ("fp16", leaving_out("precision")),
+    "the plateau's memory": ("plateau", leaving_out("schedule")),
+    "the best value": ("early-stop", leaving_out("best")),
 }
 
 

@@ -114,7 +114,7 @@ def test_a_mistake_is_not_reported_for_what_follows_from_it(error_of: ErrorOf, w
     assert "has 1 problem:" in error_of(*words)
 
 
-@pytest.mark.parametrize("key", ["progress.epoch_val", "optim.lr_scheduler.warmup", "optim.ema.start"])
+@pytest.mark.parametrize("key", ["progress.epoch_val", "optim.lr_scheduler.warmup"])
 def test_a_period_that_is_none(error_of: ErrorOf, key: str) -> None:
     text = error_of(f"--{key}", "1/0epoch")
     assert f"1 problem: {key} = '1/0epoch' (command line" in text and '"0.5epoch"' in text

@@ -129,8 +129,8 @@ def test_values_are_complete_and_the_config_is_frozen() -> None:
     """Defaults live in the schema; values hold all keys; a config cannot be changed."""
     found = load("")
     assert list(found.values) == [item.name for item in dataclasses.fields(Config)]
-    assert found.values["optim"]["ema"] == {"decay": 0.0}
-    assert set(found.origins) >= {"name", "optim.ema.decay", "model.width", "val"}
+    assert found.values["optim"]["inner"] == {"decay": 0.0}
+    assert set(found.origins) >= {"name", "optim.inner.decay", "model.width", "val"}
     with pytest.raises(dataclasses.FrozenInstanceError):
         found.config.name = "y"  # type: ignore[misc]
     assert resolve(Config, ["a.yaml"], ["--name", "z"]).config.name == "z"
@@ -144,7 +144,7 @@ def test_help_lists_every_key(capsys: pytest.CaptureFixture[str], monkeypatch: p
     text = capsys.readouterr().out
     assert not stop.value.code
     assert text.strip() == help_text(Config).strip()
-    assert "  --optim.ema.decay  0.0            # weight of the old average\n" in text
+    assert "  --optim.inner.decay  0.0          # weight of the old average\n" in text
     assert "optim: How weights change." in text
     assert all(f"--{key} " in text for key in ("name", "gpu_ids", "optim.steps", "model", "config", "list", "debug"))
     assert max(map(len, text.splitlines())) <= 80

@@ -110,9 +110,7 @@ def resumed(runs: Runs, words: list[str], *, calls: int, world: int = 2) -> tupl
         (2, "16", []),
         pytest.param(3, "16", ["--optim.accumulate", "2"], marks=pytest.mark.slow),
         pytest.param(2, "16", ["--dist.strategy", "fsdp"], marks=pytest.mark.slow),
-        pytest.param(
-            2, "16", ["--dist.broadcast_buffers", "false", "--optim.ema.decay", "0.9"], marks=pytest.mark.slow
-        ),
+        pytest.param(2, "16", ["--dist.broadcast_buffers", "false"], marks=pytest.mark.slow),
     ],
 )
 def test_shared_buffers_are_those_of_one_process(runs: Runs, world: int, batch: str, more: list[str]) -> None:

@@ -79,7 +79,7 @@ class Restless(SGD):
 
 
 EVERYTHING = [
-    "--optim.ema.decay", "0.9", "--optim.clip_gradients", "0.5", "--precision.mode", "bf16", "--num_workers", "2",
+    "--optim.clip_gradients", "0.5", "--precision.mode", "bf16", "--num_workers", "2",
     "--loader.collate", "{type: mixup, classes: 10}", "--optim.lr_scheduler", "{type: cosine, warmup: 3step}",
     "--dataset.train", "{type: tests.parts.NoisyDigits}", "--progress.train_metric", "true",
 ]  # fmt: skip
@@ -88,7 +88,7 @@ KINDS = {
     "items, sums and draws": ([1, 2, 8], of(f"{HERE}.Counts")),
     "some parameters": ([1, 2, 8], ["--model", f"{{type: {HERE}.Sometimes}}"]),
     "several updates": ([1, 4], [*TURNS, "--progress.epoch_val", "-1"]),
-    "fp16": ([1, 2], ["--precision.mode", "fp16", "--optim.ema.decay", "0.9"]),
+    "fp16": ([1, 2], ["--precision.mode", "fp16"]),
     "16 leaves": ([1, 4], ["--loader.drop_last", "true"]),
     "small buckets": ([1, 4], ["--dist.bucket_mb", "0.001", "--optim.clip_gradients", "0.1"]),
     "noise of the optimizer": ([1, 2], ["--optim.optim_type", f"{HERE}.Restless"]),
@@ -117,7 +117,7 @@ def test_the_default_reduction_differs(runs: Runs) -> None:
 @pytest.mark.slow
 def test_a_resume_on_another_number_is_exact(runs: Runs) -> None:
     """Begun on 2, cut inside an epoch, continued on 8, cut again, and finished on 1: as if it had been 4 always."""
-    words = [*FIXED, *MORTAL, "--optim.ema.decay", "0.9"]
+    words = [*FIXED, *MORTAL]
     several(runs, 4, runs.words(*words, name="uncut"))
     # The first two calls of a process try the model.
     several(runs, 2, runs.words(*words, name="cut"), at=2 + 4 + 2)

@@ -69,8 +69,6 @@ def test_mistakes_in_inputs(error_of: ErrorOf) -> None:
 @pytest.mark.parametrize(
     ("words", "decides"),
     [
-        (["--optim.ema", "{decay: 0.8, evaluate: both}", "--best.metric", "weights.loss"], "val.weights"),
-        (["--optim.ema", "{decay: 0.8, evaluate: both}"], "val  "),
         (["--dataset.val", "{$REPLACE: true, near: {type: DigitsDataset}, far: {type: DigitsDataset, shift: 2}}",
           "--best.metric", "far.Accuracy"], "val.far"),
     ],

@@ -17,10 +17,10 @@ WEIGHT = "loss.tests_parts_Learned.layer.weight"
 
 
 def test_weights_of_a_loss_are_trained_and_resumed(runs: Runs) -> None:
-    """In the optimizer, the average and the checkpoint, with its buffers."""
-    uncut, _ = same_after_cut(runs, "ema", *LEARNED)
+    """In the optimizer and the checkpoint, with its buffers."""
+    uncut, _ = same_after_cut(runs, "warm-up", *LEARNED)
     end, best = load(uncut), load(uncut, "best")
-    assert not torch.equal(end["task"][WEIGHT], end["ema"]["shadow"][WEIGHT])
+    assert not torch.equal(end["task"][WEIGHT], best["task"][WEIGHT])
     assert WEIGHT in best["task"] and WEIGHT in end["optimizer"]["param_groups"][0]["param_names"]
     assert end["task"]["loss.tests_parts_Learned.calls"] == 10
 

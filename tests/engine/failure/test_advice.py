@@ -54,7 +54,7 @@ def test_checkpoints_that_are_elsewhere_or_are_none(runs: Runs, capsys: pytest.C
 @pytest.mark.parametrize(
     ("text", "line", "parts"),
     [
-        ("optim:\n  lr: 0.1\n   ema: 0.2\n", 3, ["indent the keys of a section equally", "2 |   lr", "3 |    ema"]),
+        ("optim:\n  lr: 0.1\n   decay: 0.2\n", 3, ["indent the keys of a section equally", "2 |   lr", "3 |    decay"]),
         ("optim:\n  lr: 0.1\n\tema: 0.2\n", 3, ["indent with spaces, not with a tab", "3 | \tema: 0.2"]),
         ("name: a: b\n", 1, ["quote strings that contain ': '", "1 | name: a: b"]),
         ("optim: {lr: 0.1\nname: b\n", 2, ["a bracket or a comma is missing", "1 | optim: {lr: 0.1"]),

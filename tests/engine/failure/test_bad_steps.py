@@ -61,7 +61,7 @@ def remember(trainer: Trainer) -> None:
     states.clear()
 
     def copy() -> None:
-        parts = (trainer.task, trainer.optimizer, trainer.ema)
+        parts = (trainer.task, trainer.optimizer)
         state: Any = {type(part).__name__: part.state_dict() for part in parts}
         state["last"] = getattr(trainer.optimizer_step.guard, "last", {})
         torch.save(state, path := trainer.paths.root / "state.pt")
@@ -76,9 +76,9 @@ ACCUMULATED = ["--batch_size", "16", "--optim.accumulate", "2"]
 
 @pytest.mark.parametrize("words", [[], ["--precision.mode", "fp16"], ["--optim.clip_gradients", "1"], ACCUMULATED])
 def test_a_skipped_step_changes_nothing(runs: Runs, words: list[str]) -> None:
-    """Not the weights, the optimizer, the average, nor a running statistic; the record has its samples."""
+    """Not the weights, the optimizer, nor a running statistic; the record has its samples."""
     words = [*words, "--optim.bad_steps.limit", "1"]  # in a row
-    folder = runs.train(*DATA, *SKIP, *words, "--optim.ema.decay", "0.9", "--plugins", f"[{__name__}:remember]")
+    folder = runs.train(*DATA, *SKIP, *words, "--plugins", f"[{__name__}:remember]")
     skipped = metrics(folder, "skipped")
     assert [(entry["step"] - 1) // 5 for entry in skipped] == [0, 1]  # epochs
     for entry in skipped:
@@ -150,8 +150,8 @@ def test_the_samples_of_several_steps() -> None:
 
 
 def test_a_rewind(runs: Runs) -> None:
-    """Weights, optimizer, average and what spikes are compared with are the checkpoint's; batches since are skipped."""
-    plugin = ["--optim.ema.decay", "0.9", "--plugins", f"[{__name__}:remember]"]
+    """Weights, optimizer and what spikes are compared with are the checkpoint's; batches since are skipped."""
+    plugin = ["--plugins", f"[{__name__}:remember]"]
     save = ["--progress.epoch_save_latest", "2step", "--progress.epoch_val", "-1"]
     folder = runs.train(*DATA, *REWIND, *plugin, *save, "--progress.max_steps", "40", "--progress.epoch", "8")
     skipped = metrics(folder, "skipped")
@@ -269,7 +269,7 @@ def test_the_limit_is_of_steps_not_of_updates(runs: Runs, task: str) -> None:
 def test_an_exact_resume(runs: Runs, words: list[str]) -> None:
     """With bad steps before the cut and after it."""
     save = ["--progress.epoch_save_latest", "2step", "--optim.bad_steps.spike", "1000"]
-    uncut, cut = same_after_cut(runs, "ema", *DATA, *words, *save, at=9)
+    uncut, cut = same_after_cut(runs, "warm-up", *DATA, *words, *save, at=9)
     assert metrics(uncut, "skipped") == metrics(cut, "skipped") != []
     assert len(load(cut)["bad_steps"]["last"]["all"]) > 5
 
@@ -279,7 +279,7 @@ def test_an_exact_resume(runs: Runs, words: list[str]) -> None:
 def test_two_processes_agree(runs: Runs, words: list[str]) -> None:
     """The sample is on one of them; both leave the step out, and a resume is exact."""
     save = ["--progress.epoch_save_latest", "2step", "--batch_size", "16"]
-    uncut, cut = same_after_cut(runs, "ema", *DATA, *words, *save, at=9, ranks=2)
+    uncut, cut = same_after_cut(runs, "warm-up", *DATA, *words, *save, at=9, ranks=2)
     assert metrics(uncut, "skipped") == metrics(cut, "skipped") != []
     for entry in metrics(uncut, "skipped"):
         assert len(entry["samples"]) == 32 * (entry["step"] - entry["first"] + 1)

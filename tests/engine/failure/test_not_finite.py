@@ -37,7 +37,7 @@ def remember(trainer: Trainer) -> None:
     [
         ([], 6),
         (["--optim.accumulate", "2", "--batch_size", "16"], 3),
-        (["--optim.clip_gradients", "1", "--optim.ema.decay", "0.9"], 6),
+        (["--optim.clip_gradients", "1"], 6),
         (["--precision.mode", "fp16"], 6),
     ],
     ids=["plain", "accumulated", "clipped", "scaled"],

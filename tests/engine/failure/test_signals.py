@@ -33,7 +33,7 @@ def test_signals_during_a_save(
     runs: Runs, numbers: list[signal.Signals], code: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The third save is half on the disk. It is completed, also at a second Ctrl-C."""
-    uncut = measured(runs.train(*words("ema"), name="uncut"))
+    uncut = measured(runs.train(*words("warm-up"), name="uncut"))
     sync, saves = os.fsync, []
 
     def signalled(file: int) -> None:
@@ -47,13 +47,13 @@ def test_signals_during_a_save(
         sync(file)
 
     monkeypatch.setattr(os, "fsync", signalled)
-    assert runs.fail(*words("ema"), name="cut") == code
+    assert runs.fail(*words("warm-up"), name="cut") == code
     monkeypatch.setattr(os, "fsync", sync)
     at_once = len(numbers) == 2 and set(numbers) == {signal.SIGINT}
     assert load(runs.root / "cut")["position"]["step"] == (3 if at_once else 4)  # it looks after the next step
     assert read_status(RunPaths(runs.root / "cut"))["state"] == ("failed" if at_once else "stopped")
     assert not list((runs.root / "cut" / "checkpoints").glob("*.tmp"))
-    assert same(measured(runs.train(*words("ema", "--resume", "auto"), name="cut")), uncut)
+    assert same(measured(runs.train(*words("warm-up", "--resume", "auto"), name="cut")), uncut)
 
 
 def test_tests_under_nohup() -> None:
@@ -82,7 +82,7 @@ def stop_us(trainer: Trainer) -> None:
 @pytest.mark.slow
 def test_two_processes_are_stopped_and_go_on(runs: Runs) -> None:
     """SIGTERM to `--dist.processes 2`: saved by both; the resumed run is, to the last bit, the uncut one."""
-    argv = words("ema", "--batch_size", "16", "--plugins", f"[{__name__}:stop_us]", "--dist.processes", "2")
+    argv = words("warm-up", "--batch_size", "16", "--plugins", f"[{__name__}:stop_us]", "--dist.processes", "2")
     several(runs, 2, runs.words(*argv, name="uncut"))
     command = [sys.executable, "train.py", *runs.words(*argv, name="cut")]
     done = run(command, env={**ENVIRONMENT, "STOP_BY": str(signal.SIGTERM.value)})

@@ -15,14 +15,14 @@ MORTAL = [
 @pytest.mark.parametrize(
     ("group", "words"),
     [
-        ("", ["--optim.ema.decay", "0.9"]),
+        ("", []),
         ("", ["--precision.mode", "fp16", "--optim.clip_gradients", "1", "--num_workers", "2"]),
         ("one", ["--precision.mode", "bf16", "--optim.accumulate", "2", "--prepare.channels_last", "true"]),
     ],
-    ids=["fp32, average", "fp16, clipped, workers", "a group, bf16, accumulated, channels last"],
+    ids=["fp32", "fp16, clipped, workers", "a group, bf16, accumulated, channels last"],
 )
 def test_cut_and_resumed_to_the_bit(device: Device, group: str, words: list[str]) -> None:
-    """Killed inside an epoch, with dropout: weights, moments, averages, scaler, random states as without the cut."""
+    """Killed inside an epoch, with dropout: weights, moments, scaler, random states as without the cut."""
     words = [*NET, *STRICT, *MORTAL, *words]
     uncut = device.train(*words, name="uncut", group=group)
     killed = device.end(*words, name="cut", group=group, variables={"MORTAL_AT": "9"})

@@ -11,9 +11,11 @@ from common.base.errors import UserError
 from common.config import ConfigError, resolve
 from common.optim import Ema, averaged_state_dict
 from common.progress import Position
-from tests.conftest import Runs, load, same
-from tests.optim.test_ema import FIXED, Net, Root, moved, values
-from tests.ranks import refused
+from engine.checkpoint.test_resume import leaving_out
+from tests.conftest import Runs, load, metrics, same
+from tests.optim.test_ema import AVERAGED, FIXED, Net, Root, moved, values
+from tests.ranks import refused, several
+from tests.resume import cut, differing, final, words
 
 
 @pytest.fixture
@@ -160,3 +162,43 @@ def test_mistakes_are_refused(build, text: str) -> None:
     """Ranges and names are checked when the configuration is read."""
     with pytest.raises(ConfigError, match=r"optim\.ema\.(start|device|decay|every|dcay)"):
         build(text, nn.Linear(1, 1))
+
+
+@pytest.mark.parametrize("names", [["shadow"], ["steps", "updates"]])
+def test_without_it_a_resume_differs(runs: Runs, names: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The averages and their counts are needed."""
+    uncut = final(runs.train(*words("plain", *AVERAGED), name="uncut"))
+    cut(runs, "plain", 8, *AVERAGED)
+    leaving_out("ema", *names)(monkeypatch)
+    folder = runs.train(*words("plain", *AVERAGED, "--resume", "auto"), name="cut")
+    assert "latest.ema" in differing(uncut, final(folder))
+
+
+def test_a_skipped_step_is_not_averaged(runs: Runs) -> None:
+    loss = "{$REPLACE: true, ce: {type: tests.parts.NanGradient, at: 5}}"
+    folder = runs.train("--loss", loss, "--optim.bad_steps.action", "skip", *AVERAGED)
+    assert len(metrics(folder, "skipped")) == 1
+    assert load(folder)["ema"]["updates"] == load(folder)["position"]["step"] - 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_two_processes_resume_exactly(runs: Runs, strategy: str) -> None:
+    """Of whole weights, and of the part that each process holds."""
+
+    def argv(name: str, *more: str) -> list[str]:
+        given = ["--model", "{$REPLACE: true, type: tests.parts.Plain}", "--dist.strategy", strategy]
+        return runs.words(*words("plain", *given, *AVERAGED, "--batch_size", "16", *more), name=name)
+
+    several(runs, 2, argv("uncut"))
+    several(runs, 2, argv("cut"), at=6)
+    several(runs, 2, argv("cut", "--resume", "auto"))
+    assert differing(final(runs.root / "uncut"), final(runs.root / "cut")) == []
+
+
+@pytest.mark.parametrize(("more", "decides"), [(["--best.metric", "weights.loss"], "val.weights"), ([], "val  ")])
+def test_best_stands_on_the_line_that_decides(runs: Runs, more: list[str], decides: str) -> None:
+    both = ["--optim.ema", "{decay: 0.8, evaluate: both}", "--progress.epoch", "1"]
+    lines = (runs.train(*both, *more) / "train.log").read_text().splitlines()
+    [line] = [line for line in lines if "best so far" in line]
+    assert f" {decides} " in line

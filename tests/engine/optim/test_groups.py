@@ -356,7 +356,6 @@ def test_a_checkpoint_that_knows_no_groups(runs: Runs) -> None:
     state = load(folder)
     for key in ("groups", "no_decay", "layer_decay"):
         del state["about"]["config"]["optim"][key]
-    del state["about"]["config"]["optim"]["ema"]["start"]
     torch.save(state, file)
     runs.train(*TOWER, "--resume", str(file))
     assert same(load(folder)["model"], uncut["model"]) and same(load(folder)["optimizer"], uncut["optimizer"])

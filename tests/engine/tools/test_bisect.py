@@ -16,7 +16,7 @@ from tools.bisect.runs import differing_environment, differing_settings, first_c
 HARMLESS = [
     "--optim.weight_decay", "0.001", "--model.dropout", "0.11", "--optim.no_decay", "auto", "--optim.clip_gradients",
     "50", "--optim.clip_type", "value", "--optim.lr_scheduler.patience", "11", "--optim.lr_scheduler.threshold",
-    "0.001", "--optim.ema.warmup", "false", "--prepare.channels_last", "true", "--progress.max_steps", "1000",
+    "0.001", "--prepare.channels_last", "true", "--progress.max_steps", "1000",
     "--optim.lr_scheduler.min_factor", "0.1",
 ]  # fmt: skip
 

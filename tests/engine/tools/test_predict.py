@@ -15,12 +15,12 @@ from tests.tools.test_predict import FOLDER, SCALED, picture
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run on images in two folders, with averaged weights. Its data are gone."""
+    """A run on images in two folders. Its data are gone."""
     home = tmp_path_factory.mktemp("home")
     for label in ("cat", "dog"):
         for number in range(8):
             picture(home / "photos" / label / f"{number}.png", number)
-    words = ["--dir.data_dir", str(home), "--model.classes", "2", "--optim.ema.decay", "0.9", "--optim.lr", "0.05"]
+    words = ["--dir.data_dir", str(home), "--model.classes", "2", "--optim.lr", "0.05"]
     words += [
         "--dataset.train",
         f"{{{FOLDER}, flip: true, {SCALED}}}",

@@ -28,12 +28,12 @@ def test_cut_in_the_middle_and_resumed(runs: Runs, kind: str) -> None:
 )
 def test_cut_at_any_step(runs: Runs, at: int) -> None:
     """Before every step: inside an epoch, at its boundary (6), after a validation (3), before the last."""
-    same_after_cut(runs, "ema", at=at)
+    same_after_cut(runs, "warm-up", at=at)
 
 
 def test_a_resume_of_a_resume_inside_one_epoch(runs: Runs) -> None:
     """The second cut is where others drift."""
-    same_after_cut(runs, "ema", at=(3, 2, 1))
+    same_after_cut(runs, "warm-up", at=(3, 2, 1))
 
 
 @pytest.mark.parametrize("worker", ["0", "2"])
@@ -48,7 +48,7 @@ def test_workers_do_not_change_the_run(runs: Runs, worker: str) -> None:
 @pytest.mark.slow
 def test_killed_for_real(runs: Runs) -> None:
     """The whole program with its loader workers, SIGKILL at random moments, the same command each time."""
-    more = words("ema", "--num_workers", "2", "--progress.epoch", "8", "--checkpoint.background", "true")
+    more = words("warm-up", "--num_workers", "2", "--progress.epoch", "8", "--checkpoint.background", "true")
     uncut = final(runs.train(*more, name="uncut"))
     command = [sys.executable, "train.py", *runs.words(*more, "--resume", "auto", name="cut")]
     generator, kills = random.Random(1), 0
@@ -107,7 +107,7 @@ def test_state_of_ones_own(runs: Runs) -> None:
 
 
 # Buckets so small that every layer has its own: their order is then what decides in which order gradients are added.
-DDP = ["--batch_size", "11", "--model.width", "16", "--optim.ema.decay", "0.9", "--dist.bucket_mb", "0.001"]
+DDP = ["--batch_size", "11", "--model.width", "16", "--dist.bucket_mb", "0.001"]
 
 
 def resumed_by(runs: Runs, world: int, setup: Any = None) -> list[str]:

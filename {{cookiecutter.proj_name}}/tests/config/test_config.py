@@ -24,7 +24,7 @@ class EvenWidth:
 
 
 @section
-class Ema:
+class Inner:
     """Moving average."""
 
     decay: Annotated[float, Field(ge=0, lt=1, description="weight of the old average")] = 0.0
@@ -41,7 +41,7 @@ class Optim:
     kind: Literal["adam", "sgd"] = "adam"
     steps: list[int] = field(default_factory=lambda: [50, 80])
     type: str = "constant"
-    ema: Ema = field(default_factory=Ema)
+    inner: Inner = field(default_factory=Inner)
 
     def problems(self) -> Iterator[Problem]:
         if self.eta_min > self.lr:
@@ -190,7 +190,7 @@ WRONG = [
     ("", ["--optim.lrr", "0.1"], ["optim.lrr = 0.1", "command line: --optim.lrr 0.1", "did you mean optim.lr?"]),
     ("optim:\n  lrr: 0.1\n", [], ["optim.lrr = 0.1", "a.yaml:2", "did you mean optim.lr?"]),
     ("lr: 1\n", [], ["lr = 1", "did you mean optim.lr?"]),
-    ("decay: 1\n", [], ["did you mean optim.ema.decay?"]),
+    ("decay: 1\n", [], ["did you mean optim.inner.decay?"]),
     ("Flag: true\n", [], ["did you mean flag?"]),
     ("optim: {ema_min: 1}\n", [], ["it is called optim.eta_min"]),
     ("seed: 1\n", [], ["it is called optim.lr"]),
@@ -203,7 +203,7 @@ WRONG = [
     ("gpu_ids: 1.0\n", [], ["gpu_ids = 1.0"]),
     ("gpu_ids: [0, a]\n", [], ["gpu_ids[1] = 'a'", "must be an integer"]),
     ("optim:\n  steps:\n    - 1\n    - x\n", [], ["optim.steps[1] = 'x'", "a.yaml:4", "must be an integer"]),
-    ("optim: {ema: {decay: 1}}\n", [], ["optim.ema.decay = 1", "must be less than 1"]),
+    ("optim: {inner: {decay: 1}}\n", [], ["optim.inner.decay = 1", "must be less than 1"]),
     ("optim: {kind: adm}\n", [], ["optim.kind = 'adm'", "must be 'adam' or 'sgd'"]),
     ("flag: yes\n", [], ["flag = 'yes'", "must be true or false"]),
     ("name: {a: 1}\n", [], ["name", "must be text"]),
@@ -237,9 +237,9 @@ def test_mistakes_are_explained(text: str, argv: list[str], pieces: list[str]) -
 
 def test_every_problem_at_once_on_one_screen() -> None:
     """Unknown keys, types, limits, checks and files are reported together; very many are cut."""
-    text = "optim: {lrr: 1, ema: {decay: 2}}\nmodel: {width: 3}\nname: x\nname: y\ngpu_ids: x\n"
+    text = "optim: {lrr: 1, inner: {decay: 2}}\nmodel: {width: 3}\nname: x\nname: y\ngpu_ids: x\n"
     message = refusal(text, "--kind", "x")
-    assert all(key in message for key in ("optim.lrr", "optim.ema.decay", "model.width", "name", "gpu_ids", "kind ="))
+    assert all(key in message for key in ("optim.lrr", "optim.inner.decay", "model.width", "name", "gpu_ids", "kind ="))
     assert "6 problems" in message
     many = refusal("".join(f"x{at}: 1\n" for at in range(50)))
     assert "and 30 more" in many

@@ -33,7 +33,7 @@ def sha256(folder: Path, *parts: str) -> str:
 
 def result(folder: Path) -> tuple[Any, ...]:
     """All that a run ends with: weights, buffers, averages, moments, and every number that was measured."""
-    parts = ("model", "task", "ema", "optimizer", "precision", "schedule", "best", "values", "position", "random")
+    parts = ("model", "task", "optimizer", "precision", "schedule", "best", "values", "position", "random")
     digest = sha256(folder, *parts)
     return digest, *([entry["values"] for entry in metrics(folder, event)] for event in ("train", "val"))
 

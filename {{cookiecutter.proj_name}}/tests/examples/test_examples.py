@@ -79,7 +79,6 @@ WAYS = {
     "fsdp": (2, ("--dist.strategy", "fsdp")),
     "accumulate": (1, ("--optim.accumulate", "2", "--batch_size", "16")),
     "bf16": (1, ("--precision.mode", "bf16")),
-    "ema": (1, ("--optim.ema.decay", "0.9")),
     "compile": (1, ("--prepare.compile", "{enabled: true, backend: aot_eager}")),
 }
 BLOCKS = {"gan": "[generator, discriminator]", "language_model": "[blocks.*]"}  # for fsdp

@@ -19,7 +19,7 @@ BLOCKS = ["--prepare.fsdp.blocks", "[layers.*]"]
 
 # Everything that has a state of its own or looks at all weights at once, at each of a few steps.
 BUSY = [
-    "--optim.ema.decay", "0.9", "--optim.clip_gradients", "0.05", "--progress.iter_save_progress", "1",
+    "--optim.clip_gradients", "0.05", "--progress.iter_save_progress", "1",
     "--progress.epoch_eval", "1", "--debug.debug_mode", "true",
 ]  # fmt: skip
 PLAIN = ["--model", "{type: tests.parts.Plain}"]
@@ -53,9 +53,9 @@ def assert_near(first: Any, second: Any, where: str = "") -> None:
 
 @pytest.mark.parametrize("world", [2, pytest.param(3, marks=pytest.mark.slow)])
 def test_it_trains_as_a_whole_model_does(runs: Runs, world: int) -> None:
-    """In 64 bits, the same weights, moments, averages and measurements as one process, to 1e-7.
+    """In 64 bits, the same weights, moments and measurements as one process, to 1e-7.
 
-    Clipped by their norm, averaged, accumulated in windows whose last leaves some ranks with fewer micro-batches (and
+    Clipped by their norm, accumulated in windows whose last leaves some ranks with fewer micro-batches (and
     the evaluation with fewer batches); with pictures, gradients logged, and weights that do not divide by the ranks.
     """
     size = {2: "6", 3: "4"}[world]
@@ -93,10 +93,10 @@ RESUMED = ["--model", "{$REPLACE: true, type: tests.parts.Tower, batch: true}", 
 @pytest.mark.slow
 @pytest.mark.parametrize("world", [2, 3])
 def test_cut_and_resumed(runs: Runs, world: int) -> None:
-    """Bit for bit the run that was never cut: dropout, batch norm, AdamW, average, uneven windows."""
+    """Bit for bit the run that was never cut: dropout, batch norm, AdamW, uneven windows."""
 
     def argv(name: str, *more: str) -> list[str]:
-        return runs.words(*words("plain", *RESUMED, *FSDP, "--optim.ema.decay", "0.9", *more), name=name)
+        return runs.words(*words("plain", *RESUMED, *FSDP, *more), name=name)
 
     several(runs, world, argv("uncut"))
     several(runs, world, argv("cut"), at=4)
@@ -119,7 +119,7 @@ def test_another_number_of_ranks(runs: Runs, before: int, after: int, strategy: 
     """Every sample once, the same weights but for rounding; one process reads and writes whole files."""
 
     def go(world: int, name: str, *more: str) -> None:
-        common = [*PLAIN, "--precision.mode", "fp64", "--optim.ema.decay", "0.9", "--progress.epoch_val", "-1"]
+        common = [*PLAIN, "--precision.mode", "fp64", "--progress.epoch_val", "-1"]
         argv = runs.words(*common, *more, "--batch_size", str(24 // world), name=name)
         several(runs, world, argv)
 
@@ -137,7 +137,7 @@ def sharded(runs: Runs) -> Callable[..., Path]:
 
     def train(*more: str) -> Path:
         steps = ["--progress.epoch_save_checkpoint", "1step", "--progress.epoch_val", "-1", "--checkpoint.keep", "2"]
-        argv = runs.words(*PLAIN, *FSDP, *steps, "--batch_size", "16", "--optim.ema.decay", "0.9", *more)
+        argv = runs.words(*PLAIN, *FSDP, *steps, "--batch_size", "16", *more)
         several(runs, 2, argv)
         return runs.root / "run" / "checkpoints"
 

@@ -14,9 +14,12 @@ from common.config import resolve, section
 from common.optim import Ema, OptimConfig, averaged_state_dict
 from common.progress import Position
 from tests.conftest import Runs, load, metrics, same
+from tests.resume import same_after_cut
+from tools import checkpoint as tool
 
 Evaluated = Callable[..., dict[str, Any]]
 FIXED = "{decay: 0.9, warmup: false}"
+AVERAGED = ["--optim.ema.decay", "0.9"]
 
 
 @section
@@ -154,3 +157,20 @@ def test_a_run_that_averages_late_resumes_exactly(runs: Runs, evaluated: Evaluat
         runs.train(*words, "--resume", str(cut), name=name)
         assert same(load(cut)["ema"], load(uncut)["ema"])
         assert [row["values"] for row in metrics(cut, "val")] == [row["values"] for row in first]
+
+
+def test_a_run_with_an_average_resumes_exactly(runs: Runs) -> None:
+    """Cut twice within one epoch; the average is saved and continued with all else."""
+    uncut, resumed = same_after_cut(runs, "plain", *AVERAGED, at=(3, 2, 1))
+    assert same(load(uncut)["ema"], load(resumed)["ema"])
+
+
+def test_other_programs_use_the_average(runs: Runs, evaluated: Evaluated, tmp_path: Path) -> None:
+    """evaluate.py measures what validation did, and weights are written as averages."""
+    folder = runs.train("--progress.epoch_eval", "1", "--optim.lr", "0.05", *AVERAGED)
+    assert evaluated(folder / "checkpoints" / "latest.pt")["values"] == metrics(folder, "eval")[-1]["values"]
+    state = load(folder)
+    assert tool.main([str(folder / "checkpoints" / "latest.pt"), "--weights", str(tmp_path / "w.pt")]) == 0
+    written = torch.load(tmp_path / "w.pt", weights_only=True)
+    assert same(written, averaged_state_dict(state["model"], state["ema"]))
+    assert not torch.equal(written["head.2.weight"], state["model"]["head.2.weight"])

@@ -13,7 +13,7 @@ from tools import checkpoint as tool
 
 def test_looking_into_a_checkpoint(runs: Runs, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     """What is in it; weights alone; a damaged one is named."""
-    path = runs.train("--optim.ema.decay", "0.5") / "checkpoints" / "latest.pt"
+    path = runs.train() / "checkpoints" / "latest.pt"
     assert tool.main([str(path)]) == 0
     text = capsys.readouterr().out
     for piece in (
@@ -32,13 +32,13 @@ def test_looking_into_a_checkpoint(runs: Runs, capsys: pytest.CaptureFixture[str
     assert "label_smoothing" in capsys.readouterr().out
     assert tool.main([str(path), "--weights", str(tmp_path / "w.pt")]) == 0
     exported = torch.load(tmp_path / "w.pt", weights_only=True)
-    shadow = load(path.parents[1])["ema"]["shadow"]
-    assert torch.equal(exported["head.2.weight"], shadow["head.2.weight"])
+    weight = load(path.parents[1])["model"]["head.2.weight"]
+    assert torch.equal(exported["head.2.weight"], weight)
     with pytest.raises(UserError, match=r"no/w.pt cannot be written: No such file or directory; choose another place"):
         tool.main([str(path), "--weights", str(tmp_path / "no" / "w.pt")])
     safetensors = pytest.importorskip("safetensors.torch", reason="safetensors is optional")
     assert tool.main([str(path), "--weights", str(tmp_path / "w.safetensors")]) == 0
-    assert torch.equal(safetensors.load_file(tmp_path / "w.safetensors")["head.2.weight"], shadow["head.2.weight"])
+    assert torch.equal(safetensors.load_file(tmp_path / "w.safetensors")["head.2.weight"], weight)
 
 
 def test_a_reader_that_has_enough(runs: Runs) -> None:

@@ -9,7 +9,6 @@ import torch
 
 from common.base.errors import UserError
 from common.failure.program import report_errors
-from common.optim import averaged_state_dict
 from tests.conftest import Runs, load
 from tests.samples import Convolution
 from tools import export
@@ -17,19 +16,19 @@ from tools import export
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A short run with averaged weights."""
-    return Runs(tmp_path_factory.mktemp("runs")).train("--optim.ema.decay", "0.9", "--optim.lr", "0.05")
+    """A short run."""
+    return Runs(tmp_path_factory.mktemp("runs")).train("--optim.lr", "0.05")
 
 
 def test_an_exported_program_is_the_model(run: Path) -> None:
-    """With the averaged weights of the best checkpoint, for any number of samples; described as it is."""
+    """With the weights of the best checkpoint, for any number of samples; described as it is."""
     assert export.main(["--model_pt", str(run), "--to", "torch"]) == 0
     state, model, images = (
         load(run, "best"),
         Convolution(in_channels=1, classes=10, width=4).eval(),
         torch.rand(5, 1, 8, 8),
     )
-    model.load_state_dict(averaged_state_dict(state["model"], state["ema"]))
+    model.load_state_dict(state["model"])
     program = torch.export.load(run / "export" / "model.pt2").module()
     torch.testing.assert_close(program(images), model(images))
     about = json.loads((run / "export" / "model.pt2.json").read_text())

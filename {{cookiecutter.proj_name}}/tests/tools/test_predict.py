@@ -18,7 +18,6 @@ from torch import Tensor, nn
 
 from common.base.errors import UserError
 from common.data.from_files import build_files
-from common.optim import averaged_state_dict
 from common.task import Task
 import predict
 from predict import Predictor
@@ -31,12 +30,12 @@ SCALED = "transforms: [{type: Normalize, mean: [0.4], std: [0.2]}]"
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run on images in two folders, with averaged weights. Its data are gone."""
+    """A run on images in two folders. Its data are gone."""
     home = tmp_path_factory.mktemp("home")
     for label in ("cat", "dog"):
         for number in range(8):
             picture(home / "photos" / label / f"{number}.png", number)
-    words = ["--dir.data_dir", str(home), "--model.classes", "2", "--optim.ema.decay", "0.9", "--optim.lr", "0.05"]
+    words = ["--dir.data_dir", str(home), "--model.classes", "2", "--optim.lr", "0.05"]
     words += [
         "--dataset.train",
         f"{{{FOLDER}, flip: true, {SCALED}}}",
@@ -75,7 +74,7 @@ def expected(run: Path, path: Path) -> Tensor:
     """Return the probabilities of the two classes, computed by hand."""
     state = load(run, "best")
     model = Convolution(in_channels=1, classes=2, width=4).eval()
-    model.load_state_dict(averaged_state_dict(state["model"], state["ema"]))
+    model.load_state_dict(state["model"])
     small = Image.open(path).convert("L").resize((10, 6), Image.Resampling.BILINEAR)
     image = (torch.from_numpy(np.asarray(small, dtype=np.float32)) / 255 - 0.4) / 0.2
     with torch.no_grad():
@@ -85,7 +84,7 @@ def expected(run: Path, path: Path) -> Tensor:
 def test_a_folder_is_predicted_as_the_run_would_see_it(
     run: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Prepared as in validation, by the averaged weights, with class names; workers change nothing."""
+    """Prepared as in validation, with class names; workers change nothing."""
     files = [
         picture(tmp_path / "in" / name, 100 + at) for at, name in enumerate(["a.png", "b.png", "c/d.jpg", "e.PNG"])
     ]

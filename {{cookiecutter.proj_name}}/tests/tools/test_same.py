@@ -30,10 +30,10 @@ EDITS = {
 def experiments(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run, the same cut inside its second epoch and resumed, and one of another seed."""
     runs = Runs(tmp_path_factory.mktemp("experiments"))
-    runs.train(*words("ema"), name="uncut")
-    cut(runs, "ema", 8)
-    runs.train(*words("ema", "--resume", "auto"), name="cut")
-    runs.train(*words("ema", "--dist.random_seed", "7"), name="seed")
+    runs.train(*words("warm-up"), name="uncut")
+    cut(runs, "warm-up", 8)
+    runs.train(*words("warm-up", "--resume", "auto"), name="cut")
+    runs.train(*words("warm-up", "--dist.random_seed", "7"), name="seed")
     return runs.root
 
 

@@ -83,7 +83,10 @@ def test_a_mistake_is_found_before_the_first_run(tmp_path: Path, name: str) -> N
         (["--random", "optim.lrr=log:1e-3:1", "--trials", "3"], "did you mean optim.lr"),
         (["--random", "optim.lr=log:1e-3:1", "--trials", "3", "--dataset.val", "null"], "dataset.val is null"),
         (["--random", "model.type=tests.samples.Convolution,Missing", "--trials", "3"], "model.type = 'Missing'"),
-        (["--random", "optim.ema.decay=float:0.5:1.5", "--trials", "3"], "optim.ema.decay = 1.5"),
+        (
+            ["--random", "optim.lr_scheduler.min_factor=float:0.5:1.5", "--trials", "3"],
+            "optim.lr_scheduler.min_factor = 1.5",
+        ),
     ],
 )
 def test_a_search_checks_its_command_before_the_first_run(tmp_path: Path, given: list[str], message: str) -> None:

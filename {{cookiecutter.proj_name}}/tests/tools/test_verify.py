@@ -166,10 +166,10 @@ def test_one_changed_line_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "words", [["--dist.processes", "2", "--batch_size", "16"], ["--optim.ema.decay", "0.9", "--num_workers", "2"]]
+    "words", [["--dist.processes", "2", "--batch_size", "16"], ["--optim.clip_gradients", "0.5", "--num_workers", "2"]]
 )
 def test_a_stopped_and_resumed_run_is_verified_from_the_start(words: list[str], runs: Runs, restored_log: None) -> None:
-    """Of two processes, and with a moving average and workers; stopped inside the second epoch."""
+    """Of two processes, and with clipping and workers; stopped inside the second epoch."""
     loss = ["--loss", "{$REPLACE: true, ce: {type: tests.parts.Signalled}}"]
     command = [sys.executable, "train.py", *runs.words(*SAVES, *loss, *words)]
     # SIGTERM in the seventh step: several processes stop some steps later, together.
