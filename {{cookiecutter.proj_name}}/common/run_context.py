@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from loguru import logger
 
-from common.base.files import write_text
+from common.base.files import warn_on_oserror, write_text
 from common.checkpoint.folder import CheckpointFolder, LoadedCheckpoint, find_checkpoint
 from common.checkpoint.weights import weights_path
 from common.config import Resolved
@@ -21,7 +21,7 @@ from common.failure.monitor import print_failure
 from common.failure.program import distributed_run
 from common.failure.report import EXIT_INTERRUPTED, Failure, describe, last_exchange, memory_held
 from common.monitor import Monitor
-from common.monitor.log import add_to_log, setup_log
+from common.monitor.log import add_to_log, setup_log, write_log_again
 from common.progress import Outcome
 from common.run.folder import OpenRun, is_restart, open_run, refuse_sources_in_moved_run
 from common.run.paths import RunPaths
@@ -138,6 +138,27 @@ class RunContext:
         rank.failure_monitor.sink = self.record_failure  # not before: the folder may be that of an earlier run
         if config.resume is not None and self.checkpoint is None:
             logger.info("resume {}: nothing was saved yet, so the run starts from the beginning", config.resume)
+
+    def keep_folder(self) -> None:
+        """Make the folder again, with all that was written so far, if it was moved or deleted.
+
+        Call it before the first step and before each save. Every process must call it.
+        """
+        before, made = self.paths.root, None
+        if self.folder is not None:
+            with warn_on_oserror(f"{before}, which was moved or deleted,"):
+                made = self.paths.root if self.folder.make_again() else None
+        made = from_main(made, self.rank)
+        if made is None:
+            return
+        self.paths.move_to(made)
+        with warn_on_oserror(f"{made}"):
+            write_log_again(self.paths.log_file(self.rank.rank))
+            self.monitor.begin_again()
+        if self.rank.is_main:
+            logger.warning(
+                "{} or what it held was moved or deleted: this and later checkpoints are in {}", before, made
+            )
 
     def end(self, outcome: Outcome) -> None:
         """Write the last log line and the status of a run that ended without an error."""

@@ -47,6 +47,7 @@ class Trainer:
 
     def __init__(self, config: RunConfig, parts: Parts, run: RunContext) -> None:
         self.config, self.rank, self.paths, self.monitor = config, run.rank, run.paths, run.monitor
+        self.run = run
         self.parts, self.stream, self.val, self.evaluation = parts, parts.stream, parts.val, parts.evaluation
         self.best = BestTracker(config.best, config.early_stop, config.best_mode)
         steps_per_epoch = self.stream.steps_per_epoch
@@ -129,6 +130,7 @@ class Trainer:
     def train(self) -> Outcome:
         """Train from the current position to the end of the run, an early stop or a signal."""
         check_trained(self.task, self.parameters)  # a plugin may have changed what is trainable
+        self.run.keep_folder()
         self.task.train()
         with (
             torch.autograd.set_detect_anomaly(self.config.debug.debug_mode),
@@ -273,6 +275,8 @@ class Trainer:
             raise not_finite(f"weights are not finite numbers after step {self.at.step}", self.saver)
         if planned and self.optimizer_step.guard is not None:
             self.optimizer_step.guard.saved(self.at.step)
+        self.run.keep_folder()
+        self.saver.folder.move_to(self.paths.checkpoints)
         state = self.state.state_dict(self.at, self.progress.values, self.progress.pending)
         self.monitor.recorder.flush()  # metrics reach the disk before the checkpoint, as does the row that announces it
         announce = partial(self.monitor.saving, self.at, best=best, numbered=numbered)

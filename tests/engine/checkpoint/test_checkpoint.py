@@ -387,7 +387,8 @@ def test_nothing_is_lost_while_the_disk_is_full(runs: Runs) -> None:
 
 
 def test_a_run_does_not_end_well_without_its_last_save(tmp_path: Path) -> None:
-    saver = Saver(CheckpointFolder(tmp_path / "missing"), CheckpointConfig(), Rank())
+    (tmp_path / "file").write_text("where the folder should be")
+    saver = Saver(CheckpointFolder(tmp_path / "file"), CheckpointConfig(), Rank())
     saver.save(state(1), step=1)
     with pytest.raises(UserError, match="the last checkpoint could not be written"):
         saver.finish()

@@ -1,6 +1,7 @@
 """Atomic replacement of files, and appending to files."""
 
 import os
+import shutil
 import sys
 import threading
 from collections.abc import Iterator
@@ -80,7 +81,7 @@ class Appender:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._file = path.open("ab", buffering=0)
+        self._file = path.open("a+b", buffering=0)
         self._unwritten = b""
         self._writing = threading.RLock()  # a signal handler may write in the middle of a write
 
@@ -95,6 +96,20 @@ class Appender:
             except OSError as error:
                 if not was_stuck:  # not to the log, which may be this file
                     print(f"warning: {self.path} cannot be written ({error}); the text is kept", file=sys.stderr)
+
+    def write_again(self, path: Path) -> None:
+        """Write the whole file again as `path`, and continue there: its folder was moved or deleted.
+
+        An open file can be read even then.
+        """
+        with self._writing:
+            if self._file.closed or (path.exists() and os.path.samestat(os.fstat(self._file.fileno()), path.stat())):
+                return
+            with atomic_file(path) as copy, suppress(OSError):
+                self._file.seek(0)
+                shutil.copyfileobj(self._file, copy)
+            self._file.close()
+            self.path, self._file = path, path.open("a+b", buffering=0)
 
     def close(self) -> None:
         """Close it. Safe to call twice."""

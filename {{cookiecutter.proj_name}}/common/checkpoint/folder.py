@@ -38,21 +38,30 @@ class CheckpointFolder:
         keep_every: numbered files at multiples of this many steps are kept for good; 0: none.
 
     Attributes:
-        source: the checkpoint that the run continues from, which may lie elsewhere; by default, there is none.
+        source: the checkpoint that the run continues from, which may lie elsewhere.
+        has_saved: whether this run has written one.
     """
 
     def __init__(self, folder: Path, keep: int = 0, keep_every: int = 0) -> None:
-        self.folder = folder
         self.keep = keep
         self.keep_every = keep_every
-        self.latest = self.source = folder / "latest.pt"
+        self.source: Path | None = None
+        self.has_saved = False
+        self.move_to(folder)
+
+    def move_to(self, folder: Path) -> None:
+        """Use another folder from now on."""
+        self.folder = folder
+        self.latest = folder / "latest.pt"
         self.previous = folder / "previous.pt"
         self.best = folder / "best.pt"
 
     @property
     def last_good(self) -> str:
         """Name the checkpoint to go back to, for messages."""
-        return f"the last good checkpoint is {self.latest}" if self.latest.is_file() else "there is no checkpoint yet"
+        if self.latest.is_file():
+            return f"the last good checkpoint is {self.latest}"
+        return "what this run has saved was moved or deleted" if self.has_saved else "there is no checkpoint yet"
 
     def numbered_files(self) -> list[tuple[int, Path]]:
         """Step and file of each `step_*.pt`, oldest first; by number, since dates and text order are unreliable."""
@@ -70,7 +79,7 @@ class CheckpointFolder:
 
     def at_step(self, step: int) -> Path:
         """Return the checkpoint of a step; if there is none any more, the newest."""
-        paths = [path for path in (self.latest, *self._older(), self.source) if path.is_file()]
+        paths = [path for path in (self.latest, *self._older(), self.source) if path is not None and path.is_file()]
         return next((path for path in paths if step_of(path) == step), [*paths, self.latest][0])
 
     def save(self, state: Mapping[str, Any], *, step: int | None = None, best: bool = False) -> list[Path]:
@@ -81,6 +90,7 @@ class CheckpointFolder:
         if step is not None:
             paths.append(self.folder / f"step_{step:08d}.pt")
         write_checkpoint(state, *paths, previous=self.previous)
+        self.has_saved = True
         if step is not None and self.keep:
             for old, path in self.numbered_files()[: -self.keep]:
                 if not (self.keep_every and old % self.keep_every == 0):

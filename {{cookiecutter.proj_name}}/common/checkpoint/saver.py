@@ -145,7 +145,12 @@ class Saver(AbstractContextManager["Saver"]):
         self, state: Mapping[str, Any], step: int, numbered: bool, best: bool, announce: Callable[[str], object]
     ) -> None:
         announce(weights_digest(state))
-        paths = self.folder.save(state, step=step if numbered else None, best=best)
+        number = step if numbered else None
+        try:
+            paths = self.folder.save(state, step=number, best=best)
+        except FileNotFoundError:  # the run's folder was moved or deleted in the meantime
+            self.folder.folder.mkdir(parents=True, exist_ok=True)
+            paths = self.folder.save(state, step=number, best=best)
         for path, function in product(paths, self._after_save):
             with warn_on_oserror(f"a link to {path.name} for checkpoint.after_save"):
                 function.add(path, step)

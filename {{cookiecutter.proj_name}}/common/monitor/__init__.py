@@ -105,7 +105,7 @@ class Monitor:
         self._recording = threading.Lock()  # another thread records the failure of another process
         self._has_ended = False
         self._folder = None if run is None else run.folder
-        self._pictures = run.folder.progress if run is not None and local_pictures else None
+        self._saves_pictures = local_pictures
         # tqdm's `disable`: None shows the bar on a terminal only.
         self._hides_bar = {"auto": None, "on": False, "off": True}[config.bar] if run is not None else True
         self.bar: tqdm[Any] = tqdm(disable=True)
@@ -243,14 +243,22 @@ class Monitor:
         names = [picture.name or f"{index:02}" for index, picture in enumerate(pictures)]
         for index, (name, picture) in enumerate(zip(names, pictures, strict=True)):
             unique = f"{name}_{index:02}" if name in names[:index] else name
-            if self._pictures is not None:
+            if self._folder is not None and self._saves_pictures:
                 with warn_on_oserror("a picture"):
-                    save_png(progress_path(self._pictures, split, unique, current_epoch(at), at.step), picture.image)
+                    save_png(
+                        progress_path(self._folder.progress, split, unique, current_epoch(at), at.step), picture.image
+                    )
 
     def saving(self, at: Position, weights: str, *, best: bool, numbered: bool) -> None:
         """Record a checkpoint before it is written, from any thread. `weights`: the digest of what it holds."""
         about = {"step": at.step, "epoch": current_epoch(at), "best": best, "numbered": numbered}
         self.recorder.record("checkpoint", **about, weights=weights)
+
+    def begin_again(self) -> None:
+        """Write all numbers again, and the status: the run's folder was moved or deleted, and made again."""
+        if self._folder is not None:
+            self.recorder.write_again(self._folder.metrics_file)
+            self._status("running", self.step)
 
     def end(self, state: State, at: Position, reason: str) -> None:
         """Write the last line, entry and status of the run. Nothing can be written afterwards."""

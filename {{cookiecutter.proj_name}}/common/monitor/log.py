@@ -20,6 +20,7 @@ _SOURCE_WIDTH = 26
 _FILE = "{time:YYYY-MM-DD HH:mm:ss.SSS} {level: <7} {extra[at]: <26} {message}"
 # Lines logged before the run folder exists; they belong in the run's file too. Empty once a file is open.
 _early: deque[str] = deque(maxlen=1000)
+_files: list[Appender] = []  # of this run: at most one
 
 
 def setup_log(
@@ -60,13 +61,20 @@ def setup_log(
     if file is not None:
         add_to_log(file, "", banner)
     _early.clear()
-    logger.add(_early.append if file is None else Appender(file).write, level=lowest, format=_FILE, **options)
+    _files[:] = [] if file is None else [Appender(file)]
+    logger.add(_files[0].write if _files else _early.append, level=lowest, format=_FILE, **options)
     logging.basicConfig(handlers=[_ToLoguru()], force=True)
     for name, threshold in wanted.items():
         # At DEBUG libraries log a great deal (Pillow: a line for each block of a PNG), so they must be named for it.
         number = logger.level(threshold).no
         logging.getLogger(name).setLevel(number if name else max(number, logging.INFO))
     warnings.showwarning = _log_warning
+
+
+def write_log_again(file: Path) -> None:
+    """Write the log again as `file`, and continue there: its folder was moved or deleted."""
+    for appender in _files:
+        appender.write_again(file)
 
 
 def add_to_log(file: Path, text: str, banner: str) -> None:

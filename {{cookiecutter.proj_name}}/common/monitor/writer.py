@@ -106,6 +106,11 @@ class _Channel:
         if self.writer is not None:
             self(method, *arguments)
 
+    def begin_again(self, folder: Path) -> None:
+        """Close the writer, which is built again in `folder` at its next entry."""
+        self.if_built("close", "running")
+        self.writer, self._run = None, replace(self._run, folder=folder)
+
 
 class Recorder:
     """Records the measurements of a run.
@@ -158,6 +163,12 @@ class Recorder:
         self._file.write("")
         for channel in self._channels:
             channel.if_built("flush")
+
+    def write_again(self, metrics_file: Path) -> None:
+        """Write `metrics.jsonl` again and continue there, as do the writers: the run's folder was moved or deleted."""
+        self._file.write_again(metrics_file)
+        for channel in self._channels:
+            channel.begin_again(metrics_file.parent)
 
     def close(self) -> None:
         """Flush and close; nothing can be written afterwards. Safe to call twice."""

@@ -47,7 +47,7 @@ class FolderLock:
         except OSError as error:
             logger.warning("no file locks in {} ({}): make sure that only one process writes there", path.parent, error)
         lock = cls(path, file)
-        if not lock._is_in_place():  # the previous holder has just removed it
+        if not lock.is_in_place():  # the previous holder has just removed it
             file.close()
             return cls.take(path)
         job = f", Slurm job {os.environ['SLURM_JOB_ID']}" if "SLURM_JOB_ID" in os.environ else ""
@@ -56,14 +56,20 @@ class FolderLock:
         file.flush()
         return lock
 
+    def move_to(self, path: Path) -> None:
+        """Lock the file `path` instead. Raises `UserError` if another process holds it."""
+        self._file.close()
+        other = FolderLock.take(path)
+        self.path, self._file = other.path, other._file
+
     def release(self) -> None:
         """Unlock the folder. Safe to call twice; a file that another process has put in its place stays."""
         with suppress(OSError):
-            if not self._file.closed and self._is_in_place():
+            if not self._file.closed and self.is_in_place():
                 self.path.unlink()
         self._file.close()
 
-    def _is_in_place(self) -> bool:
+    def is_in_place(self) -> bool:
         """Return whether `path` still names the file that is locked."""
         return self.path.exists() and os.path.samestat(os.fstat(self._file.fileno()), self.path.stat())
 

@@ -1,0 +1,72 @@
+"""The run's folder is renamed, deleted or replaced while the run goes on: what comes later is saved all the same."""
+
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conftest import Runs, load, metrics, same
+from tests.ranks import several
+
+SAVES = ["--progress.epoch_save_latest", "1step", "--progress.epoch_val", "1", "--progress.log_every", "1"]
+
+
+def vanish(trainer: Any) -> None:
+    """A plugin: after the third step, do to the run's folder what VANISH says."""
+    stepped, root = trainer.monitor.step_done, Path(trainer.paths.root)
+
+    def step_done(at: Any, samples: int) -> None:
+        stepped(at, samples)
+        if at.step != 3 or not trainer.rank.is_main:
+            return
+        trainer.saver.wait()
+        how = os.environ["VANISH"]
+        if how in ("renamed", "replaced"):
+            root.rename(root.with_name("elsewhere"))
+        elif how == "deleted":
+            shutil.rmtree(root)
+        elif how == "checkpoints":
+            shutil.rmtree(root / "checkpoints")
+        if how == "replaced":  # another run took the name
+            (root / "checkpoints").mkdir(parents=True)
+            (root / "run.json").write_text("{}")
+            (root / "checkpoints" / "latest.pt").write_text("another run's")
+
+    trainer.monitor.step_done = step_done
+
+
+@pytest.mark.parametrize("how", ["renamed", "deleted", "checkpoints", "replaced"])
+def test_the_folder_is_made_again(runs: Runs, monkeypatch: pytest.MonkeyPatch, how: str) -> None:
+    """With the whole record, so that it can be resumed like any other; another run's folder is left alone."""
+    uncut = runs.train(*SAVES, name="uncut")
+    monkeypatch.setenv("VANISH", how)
+    folder = runs.train(
+        *SAVES, "--plugins", "[tests.checkpoint.test_folder:vanish]", "--monitor.writers", "[tensorboard]"
+    )
+    if how == "replaced":
+        assert (folder / "checkpoints" / "latest.pt").read_text() == "another run's"
+        folder = folder.with_name("run-2")
+    assert same(load(folder)["model"], load(uncut)["model"])
+    assert not (folder / "run.lock").exists()
+    log = (folder / "train.log").read_text()
+    assert log.count("was moved or deleted") == 1 and f"later checkpoints are in {folder}" in log
+    assert "there is no checkpoint yet" not in log and "step  1/10" in log
+    for event in ("train", "val"):
+        found, expected = metrics(folder, event), metrics(uncut, event)
+        assert [entry["values"] for entry in found] == [entry["values"] for entry in expected]
+    assert {"config.yaml", "run.json", "status.json", "event"} <= {path.name for path in folder.iterdir()}
+    runs.train(*SAVES, "--resume", str(folder), "--progress.epoch", "3", name=folder.name)
+    assert load(folder)["position"]["step"] == 15
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_on_two_processes(runs: Runs, monkeypatch: pytest.MonkeyPatch, strategy: str) -> None:
+    monkeypatch.setenv("VANISH", "renamed")
+    words = [*SAVES, "--plugins", "[tests.checkpoint.test_folder:vanish]", "--dist.strategy", strategy]
+    several(runs, 2, runs.words(*words, "--model", "{type: tests.parts.Plain}"))
+    folder = runs.root / "run"
+    assert load(folder)["position"]["epoch"] == 2
+    assert (folder / "train.rank1.log").is_file() and (folder / "config.yaml").is_file()
