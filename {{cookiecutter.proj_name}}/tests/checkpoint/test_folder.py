@@ -13,6 +13,9 @@ from tests.ranks import several
 SAVES = ["--progress.epoch_save_latest", "1step", "--progress.epoch_val", "1", "--progress.log_every", "1"]
 
 
+PLUGIN = ["--plugins", "[tests.checkpoint.test_folder:vanish]"]
+
+
 def vanish(trainer: Any) -> None:
     """A plugin: after the third step, do to the run's folder what VANISH says."""
     stepped, root = trainer.monitor.step_done, Path(trainer.paths.root)
@@ -65,7 +68,7 @@ def test_the_folder_is_made_again(runs: Runs, monkeypatch: pytest.MonkeyPatch, h
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
 def test_on_two_processes(runs: Runs, monkeypatch: pytest.MonkeyPatch, strategy: str) -> None:
     monkeypatch.setenv("VANISH", "renamed")
-    words = [*SAVES, "--plugins", "[tests.checkpoint.test_folder:vanish]", "--dist.strategy", strategy]
+    words = [*SAVES, *PLUGIN, "--dist.strategy", strategy]
     several(runs, 2, runs.words(*words, "--model", "{type: tests.parts.Plain}"))
     folder = runs.root / "run"
     assert load(folder)["position"]["epoch"] == 2
