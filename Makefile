@@ -78,7 +78,7 @@ bench-gpu:  ## on an NVIDIA GPU: samples/s and MFU of three models, against a ba
 gpu-wheels:  ## for a machine without network: collect what its Python may lack, in .gpu-wheels; needs the internet
 	@"$(GPU_PYTHON)" tools/gpu.py wheels --python-version $(GPU_PYTHON_VERSION) $(ARGS)
 
-mutate: setup  ## break the code in one place at a time: does the named test fail? FAULTS="clip ema": some only
+mutate: setup  ## break the code in one place at a time: does the named test fail? FAULTS="clip signal": some only
 	@"$(BIN)/python" tools/mutate.py --jobs $(JOBS) $(FAULTS)
 
 release: setup  ## check, keep a run, write the notes, tag; push nothing. VERSION=0.2.0; CHECKED=1: test-full has passed
