@@ -18,7 +18,7 @@ import train
 from tests.conftest import CONFIG, PROJECT, Runs, metrics
 from custom.config import Config
 
-BUSY = "gpu_ids: [0, 1]\ndist: {processes: 2}\nworker: 2\ncheckpoint: {background: true}\n"
+BUSY = "gpu_ids: [0, 1]\ndist: {processes: 2}\nnum_workers: 2\ncheckpoint: {background: true}\n"
 
 
 @pytest.fixture

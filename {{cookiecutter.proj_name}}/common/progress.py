@@ -145,8 +145,7 @@ class ProgressConfig:
     Everything that is not "never" also happens after the last step (log lines and pictures in the chosen epochs only).
     """
 
-    __aliases__: ClassVar[dict[str, str]] = {"iter_loss": "log_every"}
-    __renamed__: ClassVar[dict[str, str]] = {"keep": "checkpoint.keep"}
+    __renamed__: ClassVar[dict[str, str]] = {"keep": "checkpoint.keep", "iter_loss": "log_every"}
 
     start_epoch: Annotated[
         int,

@@ -69,10 +69,9 @@ class RunConfig:
 
     __renamed__: ClassVar[dict[str, str]] = {
         "seed": "dist.random_seed", "lr": "optim.lr", "epochs": "progress.epoch",
+        "worker": "num_workers",
         "model_pt": "to continue a run: --resume; to start from its weights: --init_from.path",
     }  # fmt: skip
-
-    __aliases__: ClassVar[dict[str, str]] = {"worker": "num_workers"}
 
     name: Annotated[str, Field(min_length=1, description="name of the run and of its folder")] = "default"
     resume: Annotated[

@@ -94,8 +94,6 @@ class _ForEditors(GenerateJsonSchema):
     def dataclass_schema(self, schema: Any) -> JsonSchemaValue:
         rule = super().dataclass_schema(schema)
         properties = {name: _as_typed(item) for name, item in rule["properties"].items()} | {"$REPLACE": _REPLACE}
-        for old, new in getattr(schema["cls"], "__aliases__", {}).items():
-            properties[old] = {**properties[new], "deprecated": True}
         kept = {name: item for name, item in rule.items() if name not in ("title", "required")}
         if registry := getattr(schema["cls"], "__arguments__", None):  # other keys are arguments of an entry
             del kept["additionalProperties"]

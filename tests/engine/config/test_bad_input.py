@@ -50,7 +50,7 @@ def test_a_key_of_another_section_in_a_list(error_of: ErrorOf) -> None:
 def test_every_mistake_at_once_with_file_and_line(error_of: ErrorOf, tmp_path: Path) -> None:
     """A wrong type, a bad value and an unknown key in one message, before anything is built."""
     config = tmp_path / "mine.yaml"
-    config.write_text(f"$BASE: {CONFIG}\nworker: many\noptim:\n  lr: -1\n  clip_tipe: norm\n")
+    config.write_text(f"$BASE: {CONFIG}\nnum_workers: many\noptim:\n  lr: -1\n  clip_tipe: norm\n")
     text = error_of("--config", str(config))
     assert "3 problems" in text
     for part in ("mine.yaml:2", "mine.yaml:4", "mine.yaml:5", "many", "did you mean optim.clip_type?"):

@@ -1,22 +1,19 @@
-"""The stored config of an earlier run: keys renamed, moved or deleted since, and values that do not fit."""
+"""The stored config of an earlier run: keys that are gone, and values that do not fit."""
 
 import shutil
-from dataclasses import field
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 
 from common.checkpoint.file import write_checkpoint
-from common.config import ConfigError, Conversions, dump, resolve, section
-from common.config.registry import MODEL_REGISTRY
+from common.config import ConfigError, dump
 from common.failure.program import report_errors
 import evaluate
 import predict
 import train
 from tests.conftest import Runs, load, metrics
 from tools import checkpoint as inspect
-from custom.config import Config
 
 
 @pytest.fixture(scope="module")
@@ -66,17 +63,13 @@ def use(request: pytest.FixtureRequest, old: Path, tmp_path: Path, capsys: pytes
 
 
 def test_keys_of_an_earlier_version(use: Any, old: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Moved ones keep their values; deleted ones are listed with theirs, once."""
-    moved = {"monitor__tensorboard": False, "monitor__writers": ..., "progress__keep": 7, "checkpoint__keep": ...}
-    change(old, **moved, mix={"alpha": 0.25}, model__gone=3)
-    config = resolve(Config, [old / "config.yaml"]).config
-    assert config.monitor.writers == [] and config.checkpoint.keep == 7
-    capsys.readouterr()
+    """They are listed with their values, once."""
+    change(old, mix={"alpha": 0.25}, model__gone=3, progress__keep=7)
     said = " ".join(use().split())
     assert "refused" not in said
     assert said.count("mix = {'alpha': 0.25}") == 1
     assert said.count("model.gone = 3") == 1
-    assert "tensorboard" not in said and "keep" not in said
+    assert said.count("progress.keep = 7") == 1
 
 
 def test_a_value_that_does_not_fit(use: Any, old: Path) -> None:
@@ -96,56 +89,6 @@ def test_what_a_person_writes_is_not_a_record(old: Path, tmp_path: Path) -> None
         train.main(["--config", str(file)])
     with pytest.raises(ConfigError, match=r"monitor\.writers"):
         train.main(["--config", str(old / "config.yaml"), "--monitor.tensorboard", "true"])
-
-
-@section
-class Mix:
-    """Keys that earlier versions had."""
-
-    __renamed__: ClassVar[dict[str, str]] = {"amount": "alpha", "keep": "top", "old": "a sentence"}
-    __stored__: ClassVar[Conversions] = {"percent": lambda value: {"mix.alpha": value / 100}}
-
-    alpha: float = 0.0
-
-
-@section
-class Root:
-    """A whole config."""
-
-    top: int = 0
-    mix: Mix = field(default_factory=Mix)
-    several: list[Mix] = field(default_factory=list)
-
-
-def test_renamed_where_it_is_defined(tmp_path: Path) -> None:
-    """A key within its section, one moved elsewhere, one with another value; a value of today wins over an old one."""
-    (tmp_path / "run.json").touch()
-    file = tmp_path / "config.yaml"
-    for text, alpha, top in (
-        ("mix: {amount: 0.5, keep: 3, old: 1}", 0.5, 3),
-        ("several: [{alpha: 1}, {amount: 0.5, old: 1}]", 0.0, 0),
-        ("mix: {percent: 50}", 0.5, 0),
-        ("mix: {percent: 50, alpha: 0.1, keep: 3}\ntop: 4", 0.1, 4),
-    ):
-        file.write_text(text)
-        config = resolve(Root, [file]).config
-        assert (config.mix.alpha, config.top) == (alpha, top)
-        assert [each.alpha for each in config.several] == ([1.0, 0.5] if "several" in text else [])
-
-
-def test_a_class_that_was_renamed(old: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """By its old name, or its old import path, in a record; elsewhere the message gives the new name."""
-    before = metrics(old, "val")[-1]["values"]["loss"]
-    MODEL_REGISTRY._renamed |= {"OldModel": "ConvModel", "custom.models.old.Model": "ConvModel"}
-    try:
-        for name in ("OldModel", "custom.models.old.Model"):
-            change(old, model__type=name)
-            assert evaluate.main(["--model_pt", str(old / "checkpoints" / "best.pt"), "--split", "val"]) == 0
-            assert f"{before:.6g}" in capsys.readouterr().out
-            with pytest.raises(ConfigError, match="it is called ConvModel"):
-                train.main(["--config", "configs/default.yaml", "--model.type", name])
-    finally:
-        MODEL_REGISTRY._renamed.clear()
 
 
 def test_a_checkpoint_of_the_first_version(old: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,7 +14,7 @@ from torch.optim import SGD, AdamW, Optimizer, lr_scheduler
 
 from common.base.errors import UserError
 from common.config import ConfigError, resolve, section
-from common.config.record import config_of_today
+from common.config.record import known_part
 from common.config.registry import SCHEDULE_REGISTRY
 from common.optim import OptimConfig, build_schedule
 from common.optim.schedule import Schedule
@@ -295,18 +295,8 @@ def test_keys_of_every_schedule_may_stand_together(kind: str, arguments: dict[st
     found = resolve(Root, [earlier])
     assert found.config.optim.lr_scheduler.args == arguments
     assert found.values == resolve(Root, [short]).values, "so a run can be resumed with either"
-    stored, dropped = config_of_today(
-        {"optim": {"lr_scheduler": {"type": kind, **yaml.safe_load(f"{{{EARLIER}}}")}}}, Root
-    )
+    stored, dropped = known_part({"optim": {"lr_scheduler": {"type": kind, **yaml.safe_load(f"{{{EARLIER}}}")}}}, Root)
     assert stored == found.values and dropped == {}
-
-
-def test_records_with_another_limit_of_clipping_after_a_while(tmp_path: Path) -> None:
-    """A key that is gone is named where it had an effect, and only there."""
-    unused: dict[str, Any] = {"clip_type": "value", "clip_warmup": -1, "clip_gradients_warmup": 0.0}
-    stored, dropped = config_of_today({"optim": unused}, Root)
-    assert dropped == {} and stored["optim"]["clip_type"] == "value"
-    assert config_of_today({"optim": {**unused, "clip_warmup": 3}}, Root)[1] == {"optim.clip_warmup": 3}
 
 
 def test_arguments_of_a_schedule_in_files_and_on_the_command_line(tmp_path: Path) -> None:

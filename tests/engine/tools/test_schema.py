@@ -133,7 +133,6 @@ def test_the_schema_finds_mistakes(text: str, key: str, tmp_path: Path) -> None:
         "progress: {epoch_val: 0.5epoch, epoch_save_latest: '2 epochs', log_every: 20, epoch_eval: '-1'}",
         "optim: {lr_scheduler: {type: onecycle, warmup: 1, pct_start: 0.2, args: {div_factor: 5}}}",
         "num_workers: '${optim.accumulate}'\nprogress: {epoch_eval: '${progress.epoch_val}'}",
-        "worker: 2\nprogress: {iter_loss: 20}\nmodel: {width: '${worker}'}",
     ],
 )
 def test_the_schema_accepts_what_the_program_accepts(text: str, tmp_path: Path) -> None:

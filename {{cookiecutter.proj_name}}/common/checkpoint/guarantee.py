@@ -7,7 +7,7 @@ from common.base.errors import UserError
 from common.checkpoint.fingerprint import Change, changes, compare
 from common.checkpoint.state import RunState
 from common.config.names import join_names
-from common.config.record import config_of_today
+from common.config.record import known_part
 from common.data.view import innermost
 from common.distributed import Rank
 from common.optim.several import parts_of
@@ -44,7 +44,7 @@ def accept_changes(saved: Mapping[str, Any], run: RunState, defaults: Any, allow
         UserError: a change alters what is trained and `allowed` is false, or the optimizer is a different one.
     """
     old, new = saved["fingerprint"], run.fingerprint
-    config, gone = config_of_today(saved["about"]["config"], type(defaults))
+    config, gone = known_part(saved["about"]["config"], type(defaults))
     changed = list(changes(config, run.about["config"], defaults))
     resized = Change("samples per step", old["samples per step"], new["samples per step"])
     is_resized = resized.old != resized.new

@@ -9,13 +9,12 @@
 from common.config.overrides import option_value
 from common.config.problem import ABSENT, ConfigError, Problem, shown_path
 from common.config.resolve import Resolved, overlaid, resolve
-from common.config.schema import Conversions, nearest, section
+from common.config.schema import nearest, section
 from common.config.show import dump
 
 __all__ = [
     "ABSENT",
     "ConfigError",
-    "Conversions",
     "Problem",
     "Resolved",
     "dump",

@@ -44,7 +44,7 @@ def check_arguments(
             yield from _check_one(named[name], value, f"{key}.{name}", label, strict)
         elif not takes_any:
             hint = suggestion(name, [*(word for word in named if word not in provided), *others], "valid arguments")
-            yield Problem(f"{key}.{name}", value, f"is not an argument of {label()}", hint, today={})
+            yield Problem(f"{key}.{name}", value, f"is not an argument of {label()}", hint, is_unknown=True)
     for name, parameter in named.items():
         if parameter.default is parameter.empty and name not in given and name not in provided:
             yield Problem(f"{key}.{name}", ABSENT, f"is required by {label()}")

@@ -17,7 +17,7 @@ from pydantic import TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
 
 from common.config.problem import ABSENT, DEFAULT, ConfigError, Problem, join, overlapping, rule_of
-from common.config.schema import child, of_today, run_checks, section_of, suggest
+from common.config.schema import child, run_checks, section_of, suggest
 from common.config.source import Node, by_key, plain
 
 T = TypeVar("T")
@@ -75,7 +75,7 @@ def _problems_of(errors: Iterable[ErrorDetails], values: Any, schema: type) -> I
             parent, above = section_of(reduce(child, path[:-1], schema)) or schema, reduce(join, [*path[:-1], ""], "")
             hint = suggest(schema, parent, above, str(name))
             hint = "it is only allowed at the top level of a file" if name == "$BASE" else hint
-            yield Problem(key, value, "unknown key", hint, today=of_today(parent, above, str(name), value))
+            yield Problem(key, value, "unknown key", hint, is_unknown=True)
         elif error["type"] == "missing" and isinstance(name, str):
             yield Problem(join(key, name), ABSENT, "is required")
         else:

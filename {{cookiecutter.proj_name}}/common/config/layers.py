@@ -5,7 +5,7 @@ its second copy would undo the first base's values.
 """
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -81,23 +81,6 @@ def merge(base: Node, over: Node, annotation: Any) -> Node:
     for name, node in over.value.items():
         entries[name] = merge(entries[name], node, child(annotation, name)) if name in entries else node
     return replace(over, value=entries, replace=base.replace, problem=over.problem or base.problem)
-
-
-def rename(node: Node, annotation: Any) -> Node:
-    """`node` with the names of today for keys that had other ones (`__aliases__` of a section: old name, new name)."""
-    if isinstance(node.value, list):
-        return replace(node, value=[rename(item, child(annotation, at)) for at, item in enumerate(node.value)])
-    if not isinstance(node.value, dict):
-        return node
-    aliases: Mapping[str, str] = getattr(section_of(annotation), "__aliases__", {})
-    entries: dict[str, Node] = {}
-    for name, inner in node.value.items():
-        today = aliases.get(name, name)
-        if today in entries:
-            old = next(old for old, new in aliases.items() if new == today)
-            inner = replace(inner, problem=f"is given twice: {old} is the earlier name of {today}; keep one")
-        entries[today] = rename(inner, child(annotation, today))
-    return replace(node, value=entries)
 
 
 def complete(node: Node, annotation: Any) -> Node:

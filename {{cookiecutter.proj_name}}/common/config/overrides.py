@@ -3,14 +3,13 @@
 import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from functools import reduce
 from typing import Any, NamedTuple
 
 from common.base.text import is_utf8
-from common.config.layers import merge, rename
+from common.config.layers import merge
 from common.config.problem import ABSENT, ConfigError, Problem
-from common.config.schema import admits, child, only_text, today
+from common.config.schema import admits, child, only_text
 from common.config.source import Node, read_text, scalar_node
 
 SWITCHES = ("--help", "--print-config", "--debug")  # reserved options that take no value
@@ -64,16 +63,13 @@ def option_value(argv: Sequence[str], option: str) -> str | None:
 
 def layer_of(options: Mapping[str, Option], schema: type, tree: Node) -> Node:
     """Return the options as a tree to lay over `tree`, the merged files. Names that contain dots are found there."""
-    layer, given = Node({}, "command line"), set[str]()
+    layer = Node({}, "command line")
     for name, option in options.items():
         parts = _split(name.removeprefix("--"), tree)
         node = _value(name, option, reduce(child, parts, schema))
-        if (key := today(".".join(parts), schema)) in given:
-            node = replace(node, problem="is given twice, by two names; keep one")
-        given.add(key)
         for part in reversed(parts):
             node = Node({part: node}, option.origin)
-        layer = merge(layer, rename(node, schema), schema)
+        layer = merge(layer, node, schema)
     return layer
 
 

@@ -1,7 +1,7 @@
 """Problems of a configuration, and where its values were written."""
 
 import os
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,8 +27,7 @@ class Problem:
     """One broken rule. `key` is the full dotted key, or in a section's `problems`, relative to it. A section as `value`
     is not shown. The loader fills in `origin`. One that `warns` does not refuse the configuration.
 
-    `today`: of a key that an earlier version may have had, the keys and values that mean the same now, perhaps none; in
-    the record of a run it is no problem then, see `record`.
+    `is_unknown`: there is no such key; in the record of a run, which an earlier version wrote, it is dropped.
     """
 
     key: str
@@ -36,7 +35,7 @@ class Problem:
     rule: str
     hint: str = ""
     origin: str | None = None
-    today: Mapping[str, Any] | None = None
+    is_unknown: bool = False
     warns: bool = False
 
     def __str__(self) -> str:

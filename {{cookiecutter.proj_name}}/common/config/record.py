@@ -1,7 +1,6 @@
-"""The stored config of an earlier run, brought to the keys of today.
+"""The stored config of an earlier run: a key that this version does not have is dropped, with a warning that names it.
 
-In a record, an unknown key is no typo: it was valid when the run was trained. One that was renamed or moved gets its
-name of today (`__renamed__` and `__stored__` beside the fields, `was` in a registry); any other is dropped.
+In a record, an unknown key is no typo: it was valid when the run was trained.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -14,8 +13,8 @@ from pydantic_core import to_jsonable_python
 
 from common.base.context import error_context
 from common.config.check import check
-from common.config.layers import complete, node_of, rename
-from common.config.problem import DEFAULT, ConfigError, Problem, join, shorten
+from common.config.layers import complete, node_of
+from common.config.problem import ConfigError, Problem, join, shorten
 from common.config.source import Node, plain
 
 
@@ -25,17 +24,12 @@ def is_record(file: Path) -> bool:
 
 
 def read_record(tree: Node, schema: type) -> tuple[Node, list[Problem]]:
-    """Read a stored config in the keys of today, completed with defaults.
-
-    Returns:
-        The config, and the keys that nothing of today stands for, which it lacks.
-    """
-    tree, dropped = complete(rename(tree, schema), schema), list[Problem]()
-    while old := _of_earlier_versions(tree, schema):
-        dropped += [problem for problem in old if not problem.today]
-        today = {key: node_of(value, str(item.origin)) for item in old for key, value in (item.today or {}).items()}
-        gone = {item.key for item in old if not any(f"{key}.".startswith(f"{item.key}.") for key in today)}
-        tree = complete(_move_keys(tree, "", gone, today), schema)
+    """Return a stored config without its unknown keys, completed with defaults; and these keys."""
+    tree = complete(tree, schema)
+    dropped: list[Problem] = []
+    while unknown := _unknown_keys(tree, schema):
+        dropped += unknown
+        tree = complete(_without(tree, "", [problem.key for problem in unknown]), schema)
     return tree, dropped
 
 
@@ -59,8 +53,8 @@ def way_out(records: Sequence[Node]) -> Iterator[None]:
             raise
 
 
-def config_of_today(values: Mapping[str, Any], schema: type) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the config in a checkpoint in the keys of today, as plain data; and the dropped values, by dotted key."""
+def known_part(values: Mapping[str, Any], schema: type) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the config in a checkpoint without unknown keys, as plain data; and these values, by dotted key."""
     tree, dropped = read_record(node_of(dict(values), ""), schema)
     config = plain(tree)
     with suppress(ConfigError):  # as the config of a run is stored today
@@ -68,23 +62,19 @@ def config_of_today(values: Mapping[str, Any], schema: type) -> tuple[dict[str, 
     return config, {problem.key: problem.value for problem in dropped}
 
 
-def _of_earlier_versions(tree: Node, schema: type) -> list[Problem]:
+def _unknown_keys(tree: Node, schema: type) -> list[Problem]:
     try:
         check(schema, tree, [])
     except ConfigError as error:
-        return [problem for problem in error.problems if problem.today is not None]
+        return [problem for problem in error.problems if problem.is_unknown]
     return []
 
 
-def _move_keys(node: Node, key: str, gone: Collection[str], today: Mapping[str, Node]) -> Node:
-    """Return the tree without the keys in `gone`, and with those in `today` unless the record itself gives them."""
+def _without(node: Node, key: str, gone: Collection[str]) -> Node:
+    """Return the tree without the keys in `gone`."""
     if isinstance(node.value, list):
-        return replace(node, value=[_move_keys(item, join(key, at), gone, today) for at, item in enumerate(node.value)])
+        return replace(node, value=[_without(item, join(key, at), gone) for at, item in enumerate(node.value)])
     if not isinstance(node.value, dict):
         return node
-    entries = {name: item for name, item in node.value.items() if join(key, name) not in gone}
-    for dotted, new in today.items():
-        above, _, name = dotted.rpartition(".")
-        if above == key and (name not in entries or name == "type" or entries[name].origin == DEFAULT):
-            entries[name] = new
-    return replace(node, value={name: _move_keys(item, join(key, name), gone, today) for name, item in entries.items()})
+    kept = {name: item for name, item in node.value.items() if join(key, name) not in gone}
+    return replace(node, value={name: _without(item, join(key, name), gone) for name, item in kept.items()})

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from common.config.layers import node_of
 from common.config.problem import ABSENT, ConfigError, Problem, join, overlapping, shorten
-from common.config.schema import nearest, today
+from common.config.schema import nearest
 from common.config.source import MOST_COPIED, Node, by_key, fill_in, plain, references_in
 
 _LONGEST = 100_000  # characters of a text, and of the origins of its parts
@@ -82,7 +82,6 @@ class References:
 
     def _target(self, name: str, trail: tuple[str, ...]) -> Node | None:
         """Return the value of the key `name`; None if there is none, or it has a problem."""
-        name = today(name, self._schema)
         for above, node in list(self._nodes.items()):
             if node.refers and name.startswith((f"{above}.", f"{above}[")):  # a key of a section that is a reference
                 made = self.resolve(node, above, trail)

@@ -42,13 +42,10 @@ class Registry:
         self.left_out: list[str] = []  # files that need a package which is not installed, and which one
         self._to_scan, self._broken, self._where_to_add = list[tuple[str, str]](), list[Problem](), "an imported file"
         self._entries: dict[str, Callable[..., Any]] = {}
-        self._origins, self._renamed = dict[str, str](), dict[str, str]()
+        self._origins = dict[str, str]()
 
-    def register(self, name: str | None = None, *, was: Names = ()) -> Callable[[F], F]:
-        """Decorator: register a class or function as `name`, by default its own. Using a name twice is an error.
-
-        `was`: names or import paths that it had in earlier versions, for the stored configs of their runs.
-        """
+    def register(self, name: str | None = None) -> Callable[[F], F]:
+        """Decorator: register a class or function as `name`, by default its own. Using a name twice is an error."""
         # The caller's line distinguishes two classes of one file, and is the same on a second import (`python -m`).
         caller = sys._getframe(1)
         origin = f"{shown_path(caller.f_code.co_filename)}:{caller.f_lineno}"
@@ -59,7 +56,6 @@ class Registry:
             if known != origin:
                 raise UserError(f"the {self.kind} name {key} is used twice, at {known} and {origin}; rename one")
             self._entries[key] = target
-            self._renamed |= dict.fromkeys(was, key)
             return target
 
         return enter
@@ -110,10 +106,9 @@ class Registry:
         self.import_files()
         if name in self._entries:
             return self._entries[name]
-        if ("." in name or ":" in name) and name not in self._renamed:
+        if "." in name or ":" in name:
             return import_path(name)
         known = suggestion(name, sorted(self._entries), "known")
-        known = f"it is called {self._renamed[name]}" if name in self._renamed else known
         remedy = f"add @{self.kind.upper()}_REGISTRY.register() to a class or function in {self._where_to_add}"
         left_out = "".join(f"\n      {line}" for line in self.left_out)
         raise UserError(f"there is no {self.kind} called {name}; {known} (for a new one, {remedy}){left_out}")
@@ -170,8 +165,7 @@ class Registry:
         try:
             self.get(name)
         except UserError as error:
-            today = {key: self._renamed[name]} if name in self._renamed else None
-            return Problem(key, name, str(error), today=today)
+            return Problem(key, name, str(error))
         return None
 
     def find_supplied(self, target: Callable[..., Any], given: Names = (), mapped: Names = ()) -> tuple[str, ...]:

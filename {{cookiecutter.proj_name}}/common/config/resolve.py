@@ -8,7 +8,7 @@ from typing import Any, Generic, TypeVar
 from pydantic_core import to_jsonable_python
 
 from common.config.check import check
-from common.config.layers import complete, find_file, flatten, merge, node_of, rename
+from common.config.layers import complete, find_file, flatten, merge, node_of
 from common.config.overrides import layer_of, read_options
 from common.config.problem import DEFAULT, RESERVED, Problem
 from common.config.record import is_record, read_record, warning, way_out
@@ -58,12 +58,12 @@ def resolve(
         if body in records:
             body, more = read_record(body, schema)
             dropped += more
-        tree = merge(tree, rename(body, schema), schema)
+        tree = merge(tree, body, schema)
     tree = complete(tree, schema)  # so `--model.width 3` changes the default model, not a model without a type
     if overlay is not None:  # its own values only: the configuration below it already has bases
         body = read_file(find_file("--debug", str(overlay), Path()))
         body.value.pop("$BASE", None)
-        tree = complete(merge(tree, rename(body, schema), schema), schema)
+        tree = complete(merge(tree, body, schema), schema)
     tree = complete(merge(tree, layer_of(keys, schema, tree), schema), schema)
     references = References(tree, schema)
     tree = complete(references.resolve(tree) or tree, schema)

@@ -31,10 +31,6 @@ def section(cls: type[T]) -> type[T]:
     return dataclasses.dataclass(frozen=True, kw_only=True)(cls)
 
 
-Conversions = Mapping[str, Callable[[Any], dict[str, Any]]]
-"""What `__stored__` of a section holds: by old name, the keys of today for a value, see `of_today`."""
-
-
 class EditorRule(ABC):
     """Base of the markers, for `Annotated`, of fields whose values are restricted by more than their type."""
 
@@ -93,22 +89,12 @@ def section_of(annotation: Any) -> type | None:
 def child(annotation: Any, part: str | int) -> Any:
     """Return the type of the item at key or index `part` of a value of this type; Any if the schema does not say."""
     section = section_of(annotation)
-    part = getattr(section, "__aliases__", {}).get(part, part)
     if section is not None and part in keys_of(section):
         return keys_of(section)[str(part)].annotation
     for member in members(annotation):
         if is_list(member) if isinstance(part, int) else _is(get_origin(member) or member, Mapping):
             return next(iter(get_args(member)[0 if isinstance(part, int) else 1 :]), Any)
     return Any
-
-
-def today(key: str, annotation: Any) -> str:
-    """Return a dotted key with the names of today for those that had other ones (`__aliases__` of a section)."""
-    parts = list[str]()
-    for part in key.split("."):
-        parts.append(getattr(section_of(annotation), "__aliases__", {}).get(part, part))
-        annotation = child(annotation, part)
-    return ".".join(parts)
 
 
 def run_checks(annotation: Any, value: Any, key: str) -> Iterator[Problem]:
@@ -169,25 +155,15 @@ def walk(schema: type, prefix: str = "") -> Iterator[tuple[str, Key]]:
             yield from walk(below, f"{prefix}{name}.")
 
 
-def of_today(parent: type, prefix: str, name: str, value: Any) -> dict[str, Any]:
-    """Return the keys that mean today what `prefix + name` of section `parent` meant in an earlier version; {} if gone.
-
-    By functions of the value in `__stored__` of the section (`{"keep": lambda number: {"checkpoint.keep": number}}`),
-    or by a new name, not a sentence, in `__renamed__`.
-    """
-    if convert := getattr(parent, "__stored__", {}).get(name):
-        return dict(convert(value))
-    renamed = getattr(parent, "__renamed__", {}).get(name, " ")
-    return {} if " " in renamed else {prefix + renamed if renamed in keys_of(parent) else renamed: value}
-
-
 def suggest(root: type, parent: type, prefix: str, name: str) -> str:
     """Return a hint for the unknown key `prefix + name` of section `parent`, or "".
 
     An old name first (`__renamed__`), then the same name elsewhere, a close one here, a close one elsewhere.
     """
-    if renamed := getattr(parent, "__renamed__", {}).get(name):
-        return str(renamed) if " " in renamed else f"it is called {next(iter(of_today(parent, prefix, name, None)))}"
+    renamed = getattr(parent, "__renamed__", {}).get(name)
+    if renamed is not None:
+        called = f"{prefix}{renamed}" if renamed in keys_of(parent) else renamed
+        return str(renamed) if " " in renamed else f"it is called {called}"
     known = {option.removeprefix("--"): [option] for option in RESERVED}
     for dotted, _ in walk(root):
         known.setdefault(dotted.rpartition(".")[2], []).append(dotted)

@@ -16,7 +16,7 @@ from tqdm import tqdm
 
 from common.base.files import warn_on_oserror
 from common.base.text import label, number
-from common.config import Conversions, dump, section
+from common.config import dump, section
 from common.config.registry import WRITER_REGISTRY, RegisteredList
 from common.distributed import Rank, sum_over_ranks
 from common.monitor.clock import Clock, Timing, peak_memory
@@ -44,7 +44,6 @@ class MonitorConfig:
     """Logging and metrics."""
 
     __renamed__: ClassVar[dict[str, str]] = {"tensorboard": "name it in monitor.writers: [tensorboard]"}
-    __stored__: ClassVar[Conversions] = {"tensorboard": lambda on: {"monitor.writers": ["tensorboard"] if on else []}}
 
     log_level: Annotated[Level, Field(description="lowest level of log records that are kept")] = "INFO"
     levels: Annotated[

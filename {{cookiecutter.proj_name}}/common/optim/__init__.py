@@ -1,22 +1,17 @@
 """How weights change: optimizer, learning rate, clipping, EMA, precision."""
 
 from dataclasses import field
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from common.config import Conversions, section
+from common.config import section
 from common.optim.clip import Clip, ClipConfig
 from common.optim.ema import Ema, EmaConfig, averaged_state_dict
 from common.optim.optimizer import OptimizerConfig, build_optimizer, needs_closure
 from common.optim.schedule import LrSchedulerConfig, build_schedule
 
 __all__ = ["Clip", "Ema", "OptimConfig", "averaged_state_dict", "build_optimizer", "build_schedule", "needs_closure"]
-
-
-def _of_clip_warmup(value: Any) -> dict[str, Any]:
-    """A key of earlier versions. Where it had no effect, the record's own `clip_type` stands for it."""
-    return {"optim.clip_type": "norm"} if value in (-1, 0, None) else {}
 
 
 @section
@@ -51,5 +46,3 @@ class OptimConfig(ClipConfig, OptimizerConfig):
         "clip_gradients_warmup": "a stage sets another limit",
         **{key: f"it is now args.{key}" for key in ("momentum", "betas", "eps", "centered")},
     }
-
-    __stored__: ClassVar[Conversions] = dict.fromkeys(("clip_warmup", "clip_gradients_warmup"), _of_clip_warmup)

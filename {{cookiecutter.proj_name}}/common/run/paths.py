@@ -19,7 +19,7 @@ from common.config.problem import shown_path
 class DirConfig:
     """Folders. A relative path starts at the project's root, wherever the command is given."""
 
-    __aliases__: ClassVar[dict[str, str]] = {"expr_dir": "runs_dir"}
+    __renamed__: ClassVar[dict[str, str]] = {"expr_dir": "runs_dir"}
 
     runs_dir: Annotated[str | None, Field(description="parent of all run folders; null: <project>/experiments")] = None
     data_dir: Annotated[str | None, Field(description="parent of all datasets; null: <project>/data")] = None

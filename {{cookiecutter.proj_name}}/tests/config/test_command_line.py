@@ -20,7 +20,7 @@ def test_values_and_their_origins_are_printed(runs: Runs, tmp_path: Path, capsys
     """--print-config names file and line of every value, through two bases; nothing is started."""
     (tmp_path / "slow.yaml").write_text("optim:\n  lr: 1e-5\n")
     mine = tmp_path / "mine.yaml"
-    mine.write_text(f"$BASE: ['{CONFIG}', slow.yaml]\nworker: 1\n")
+    mine.write_text(f"$BASE: ['{CONFIG}', slow.yaml]\nnum_workers: 1\n")
     assert runs.fail("--config", str(mine), "--model.width=6", "--print-config") == 0
     shown = capsys.readouterr().out
     places = {line.split("  # ")[0].strip(): line.split("  # ")[1] for line in shown.splitlines() if "  # " in line}
