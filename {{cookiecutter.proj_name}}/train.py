@@ -27,7 +27,7 @@ def main(argv: list[str]) -> int:
     if code is not None:  # this process only started the ones that train
         return code
     with managed_run(config, resolved, command, PROJECT) as run, explain_errors():
-        parts = build_parts(config, run.rank, run.seed)
+        parts = build_parts(config, run.rank, run.seed, first_weights=run.needs_first_weights)
         run.open()  # after building: an error there leaves an earlier run of this name in place
         write_job_script(run)
         trainer = Trainer(config, parts, run)

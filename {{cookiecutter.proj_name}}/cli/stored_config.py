@@ -15,10 +15,24 @@ from custom.config import Config
 def train_config(
     argv: Sequence[str], *, prog: str = "train.py", description: str = "", default: Path | None = None
 ) -> Resolved[Config]:
-    """Read the config as train.py does, see `parse`: `--resume RUN` alone takes that of the run."""
+    """Read the config as train.py does, see `parse`: `--resume RUN` alone takes that of the run.
+
+    The run then continues in that folder, whatever its config says: the folder may have been moved.
+    """
     stored, debug = stored_config(argv, "--resume"), PROJECT / "configs" / "debug.yaml"
     words = drop_stored_launch_options(argv, stored, only_under_launcher=True)
-    return parse(Config, words, prog=prog, description=description, default=stored or default, debug_overlay=debug)
+
+    def read() -> Resolved[Config]:
+        return parse(Config, words, prog=prog, description=description, default=stored or default, debug_overlay=debug)
+
+    resolved = read()
+    if stored is None or any(option_value(argv, name) for name in ("--config", "--configs", "-c", "--name")):
+        return resolved
+    root = RunPaths.for_run(resolved.config.dir, resolved.config.name, PROJECT).root
+    if root.resolve() == stored.parent.resolve():
+        return resolved
+    words += ["--name", stored.parent.name, "--dir.runs_dir", str(stored.parent.parent)]
+    return read()
 
 
 def stored_config(argv: Sequence[str], option: str) -> Path | None:

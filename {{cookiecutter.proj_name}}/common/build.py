@@ -34,14 +34,16 @@ from common.settings import RunConfig
 from common.task import Parts, Task
 
 
-def build_parts(config: RunConfig, rank: Rank, seed: int) -> Parts:
+def build_parts(config: RunConfig, rank: Rank, seed: int, *, first_weights: bool = True) -> Parts:
     """Build everything that the config names. The seed determines the initial weights, which are the same on all ranks.
+
+    Without `first_weights`, a checkpoint will replace them, and the file of `init_from` is not needed.
 
     Raises `UserError` if a part cannot be built, or if the classes of the datasets differ.
     """
     stream = build_stream(config, rank, seed)
     parts = Parts(
-        task=build_task(config, seed, rank),
+        task=build_task(config, seed, rank, first_weights=first_weights),
         precision=build_precision(config.precision, rank.device),
         stream=stream,
         stage_streams=build_stage_streams(config, rank, seed, stream),

@@ -112,6 +112,11 @@ class RunContext:
         # A drawn seed belongs to the run, because it determines the order of its samples.
         self.seed = choose_seed(config.dist, rank, drawn=continued.state["about"]["seed"] if continued else None)
 
+    @property
+    def needs_first_weights(self) -> bool:
+        """Whether the weights that `init_from` names matter: no checkpoint has them all."""
+        return not (self.checkpoint and self.config.checkpoint.frozen) or bool(self.checkpoint.state.get("frozen"))
+
     def open(self) -> None:
         """Open the run's folder, log and monitor. Moves an earlier run of this name away."""
         config, rank, resumed = self.config, self.rank, self._resumed

@@ -8,9 +8,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from common.base.errors import UserError
 from common.evaluation.loss import LossFactory
 from common.evaluation.metric import MetricFactory
 from common.progress import Position
+from common.run.paths import RunPaths
 from common.trainer import Trainer
 import train
 from tests.conftest import ErrorOf, Runs, load, metrics, same
@@ -21,6 +23,7 @@ from tests.ranks import start_ranks
 from tests.resume import same_after_cut
 from tests.samples import Classification
 from tests.test_task import TURNS, Turns
+from tools.verify.stored import read_segment
 
 # Of steps 4 and 10: not a number, and so is every loss and running statistic of a batch that has it.
 BAD = 10
@@ -176,6 +179,16 @@ def test_a_rewind_past_a_save_that_was_not_planned(runs: Runs, monkeypatch: pyte
     for folder in (stopped, timed):
         assert metrics(folder, "skipped") == metrics(uncut, "skipped") and metrics(folder, "skipped")[0]["first"] == 3
         assert same(load(folder)["model"], load(uncut)["model"])
+
+
+def test_a_replay_begins_where_it_can_rewind(runs: Runs) -> None:
+    """Not at a checkpoint that was saved by the clock: the replay would lack the planned one before it."""
+    words = [*DATA, *REWIND, "--progress.epoch_save_latest", "2step", "--progress.save_time", "0.000001"]
+    folder = runs.train(*words, "--progress.epoch_val", "-1", "--progress.max_steps", "6")
+    assert load(folder, "previous")["bad_steps"]["anchor"] == 4
+    assert read_segment(RunPaths(folder), None).name == "start"
+    with pytest.raises(UserError, match=r"--from previous.pt: the run may rewind .*--from start"):
+        read_segment(RunPaths(folder), "previous.pt")
 
 
 def test_a_rewind_to_another_runs_checkpoint(runs: Runs) -> None:

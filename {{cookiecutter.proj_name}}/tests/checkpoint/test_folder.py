@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from common.base.errors import UserError
+import train
 from tests.conftest import Runs, load, metrics, same
 from tests.ranks import several
 
@@ -73,3 +75,31 @@ def test_on_two_processes(runs: Runs, monkeypatch: pytest.MonkeyPatch, strategy:
     folder = runs.root / "run"
     assert load(folder)["position"]["epoch"] == 2
     assert (folder / "train.rank1.log").is_file() and (folder / "config.yaml").is_file()
+
+
+def test_a_run_that_was_moved_continues_where_it_is(runs: Runs, tmp_path: Path) -> None:
+    """And leaves alone the run that has its old name by now."""
+    folder = runs.train("--progress.epoch", "1")
+    (tmp_path / "disk").mkdir()
+    moved = folder.rename(tmp_path / "disk" / "other")
+    runs.train("--progress.epoch", "1", "--optim.lr", "0.5")
+    before = load(folder)
+    assert train.main(["--resume", str(moved), "--progress.epoch", "2"]) == 0
+    assert load(moved)["position"]["epoch"] == 2
+    assert same(load(folder), before) and [path.name for path in runs.root.glob("run*")] == ["run"]
+    assert train.main(["--resume", str(moved), "--progress.epoch", "3", "--name", "third"]) == 0
+    assert load(moved)["position"]["epoch"] == 2
+    assert load(moved.with_name("third"))["position"]["epoch"] == 3
+
+
+def test_a_resume_does_not_need_the_first_weights(runs: Runs, tmp_path: Path) -> None:
+    """The checkpoint has them all; if it leaves some out, their file is read."""
+    best = runs.train("--progress.epoch", "1", name="source") / "checkpoints" / "best.pt"
+    weights = Path(shutil.copy(best, tmp_path / "weights.pt"))
+    words = ["--init_from.path", str(weights), "--prepare.freeze", "['features.*']"]
+    folder = runs.train(*words, "--progress.epoch", "1")
+    left_out = runs.train(*words, "--progress.epoch", "1", "--checkpoint.frozen", "false", name="less")
+    weights.unlink()
+    runs.train(*words, "--resume", str(folder))
+    with pytest.raises(UserError, match=r"there is no checkpoint .*weights.pt"):
+        runs.train(*words, "--resume", str(left_out), "--checkpoint.frozen", "false", name="less")

@@ -78,11 +78,16 @@ def read_segment(paths: RunPaths, name: str | None) -> Segment:
     starts = {file.name: (step, state) for step, (file, state) in sorted(kept.items())}
     starts["start"] = 0, {"about": {"config": config}, "fingerprint": {}}
     if name is None:
-        unchanged = [start for start, (_, state) in starts.items() if not changed_at_resume(state, end)]
-        name = next(iter(unchanged or starts))
+        possible = [start for start, (step, state) in starts.items() if not lacks_anchor(step, state)]
+        unchanged = [start for start in possible if not changed_at_resume(starts[start][1], end)]
+        name = next(iter(unchanged or possible))
     if (name := Path(name).name) not in starts:
         raise UserError(f"--from {name}: choose one of {', '.join(starts)}")
     first, start = starts[name]
+    if lacks_anchor(first, start):
+        raise UserError(
+            f"--from {name}: its run would rewind to an earlier checkpoint, which a replay lacks: --from start"
+        )
     rows = [row for row in rows if (first or -1) < row["step"] <= last]  # 0: evaluations before the first step
     return Segment(paths, name, first, last, start, end, rows, attempts[-1])
 
@@ -90,7 +95,7 @@ def read_segment(paths: RunPaths, name: str | None) -> Segment:
 def read_kept(paths: RunPaths, recorded: Mapping[int, str]) -> dict[int, tuple[Path, dict[str, Any]]]:
     """Read the checkpoints by step. Raises `UserError` if there is none, or the weights are not as `recorded`."""
     kept = {}
-    files = sorted(paths.checkpoints.glob("[!a]*.pt"))  # not abandoned_*.pt
+    files = sorted(paths.checkpoints.glob("[!ad]*.pt"))  # neither abandoned_*.pt nor damaged_*.pt
     for file in sorted(files, key=lambda file: file.name == "latest.pt"):  # it replaces an older one of its step
         state = read_checkpoint(file)
         step = state["position"]["step"]
@@ -100,6 +105,12 @@ def read_kept(paths: RunPaths, recorded: Mapping[int, str]) -> dict[int, tuple[P
     if not kept:
         raise UserError(f"{paths.checkpoints} has no checkpoint to replay to")
     return kept
+
+
+def lacks_anchor(step: int, state: Mapping[str, Any]) -> bool:
+    """Return whether a run that starts from this state could rewind to a checkpoint before it (`optim.bad_steps`)."""
+    rewinds = state["about"]["config"]["optim"].get("bad_steps", {}).get("action") == "rewind"
+    return rewinds and state.get("bad_steps", {}).get("anchor", 0) not in (0, step)
 
 
 def changed_at_resume(start: Mapping[str, Any], end: Mapping[str, Any]) -> list[str]:
