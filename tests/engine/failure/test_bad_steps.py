@@ -187,7 +187,7 @@ def test_a_replay_begins_where_it_can_rewind(runs: Runs) -> None:
     folder = runs.train(*words, "--progress.epoch_val", "-1", "--progress.max_steps", "6")
     assert load(folder, "previous")["bad_steps"]["anchor"] == 4
     assert read_segment(RunPaths(folder), None).name == "start"
-    with pytest.raises(UserError, match=r"--from previous.pt: the run may rewind .*--from start"):
+    with pytest.raises(UserError, match=r"--from previous.pt: its run would rewind .*--from start"):
         read_segment(RunPaths(folder), "previous.pt")
 
 
