@@ -5,7 +5,6 @@ keep the promises. Each `planted/*.diff` makes one mistake in one file; its firs
 tools.check that must fail, and the config to train.
 """
 
-import difflib
 import json
 import os
 import shutil
@@ -72,25 +71,15 @@ class Fault:
 
     @cached_property
     def header(self) -> dict[str, str]:
-        """Its `name`, what it `breaks`, the `config` and the `file`.
-
-        `late`: why a short run does not show it; `also`: text of lines that may be named, where something is missing.
-        """
+        """Its `name`, what it `breaks`, the `config` and the `file`."""
         head, _, diff = self.diff.read_text(encoding="utf-8").partition("\n\n")
         name, *pairs = head.splitlines()
         file = diff.splitlines()[1].removeprefix("+++ b/")
         return {"name": name, **dict(line.split(": ") for line in pairs), "file": file}
 
-    def plant(self, project: Path) -> set[int]:
-        """Make the mistake. Returns the numbers of the lines that may be named: changed, added, and those behind."""
-        path = project / self.header["file"]
-        before = path.read_text(encoding="utf-8").splitlines()
+    def plant(self, project: Path) -> None:
+        """Make the mistake."""
         subprocess.run(["git", "apply", str(self.diff)], cwd=project, check=True, env=_outside(project))
-        after = path.read_text(encoding="utf-8").splitlines()
-        pieces = difflib.SequenceMatcher(a=before, b=after, autojunk=False).get_opcodes()
-        lines = {line + 1 for kind, *_, start, stop in pieces if kind != "equal" for line in range(start, stop + 1)}
-        also = self.header.get("also")
-        return lines | {number for number, line in enumerate(after, 1) if also and also in line}
 
 
 def faults() -> list[Fault]:

@@ -17,7 +17,6 @@ OWN_PICKLES = {
     "common/checkpoint/file.py",  # names the error that torch.load raises
     "common/data/shared_list.py",
     "common/data/workers.py",
-    "tools/check/watch.py",
 }
 # On several hosts the connection that tells of failures has to be reachable from the others; it wants a key.
 REACHABLE = {"common/failure/monitor.py": "('' if several_hosts else address, 0)"}

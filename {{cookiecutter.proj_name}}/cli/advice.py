@@ -10,6 +10,7 @@ from itertools import chain
 from types import FrameType
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from common.base.errors import UserError
@@ -104,11 +105,15 @@ def _wrong_labels(error: Exception, frames: Sequence[FrameType]) -> str:
         numbers = list(chain(*trainer.stream.samples(trainer.at)))
         dataset, name = trainer.stream.dataset, "train"
     classes = _local(frames, "output")["logits"].shape[1]
-    labels = {number: int(dataset[number]["label"]) for number in numbers}
-    wrong = [f"{label} in sample {number}" for number, label in labels.items() if label not in (-100, *range(classes))]
+    known = {-100, *range(classes)}
+    known |= {getattr(frame.f_locals.get("self"), "ignore_index", -100) for frame in frames}  # of the loss
+    labels = {number: torch.as_tensor(dataset[number]["label"]).unique().tolist() for number in numbers}
+    pairs = [(number, label) for number, inside in labels.items() for label in inside]
+    wrong = [f"{label} in sample {number}" for number, label in pairs if label not in known]
     if not wrong:
         return ""
     return (
         f"label {join_names(wrong, 5)} of dataset.{name}: the model gives {classes} classes, so labels must be 0 "
-        f"to {classes - 1}; correct the labels, or give the model more classes (model.classes or num_classes)"
+        f"to {classes - 1}, or -100, which is ignored; correct the labels, or give the model more classes "
+        "(model.classes or num_classes)"
     )

@@ -12,6 +12,7 @@ from common.data.loader import TrainStream
 from common.data.view import is_map_style
 
 _ALL, _FIRST = 6, 3  # classes listed at most; of more, the first ones
+_IGNORED = 255  # marks what is ignored, as in most sets of masks, unless there is a class 254
 _READ = 16  # labels that say something about the order
 
 
@@ -32,13 +33,16 @@ def labels_of(dataset: Any) -> np.ndarray[Any, Any] | None:
 def count_classes(dataset: Any) -> dict[str, int]:
     """Samples of each class by name, or by number if the dataset names none; empty if the labels are not known.
 
-    Numbers run from 0 to the largest label.
+    Numbers run from 0 to the largest label; those that mark what is ignored are left out.
     """
     labels = labels_of(dataset)
+    if labels is not None:
+        is_ignored = (labels == _IGNORED) & (_IGNORED - 1 not in labels)
+        labels = labels[(labels >= 0) & ~is_ignored]
     if labels is None or not len(labels) or labels.max() >= len(labels) + 1000:  # not classes but codes
         return {}
     names = list(map(str, getattr(dataset, "classes", ()))) or list(map(str, range(labels.max() + 1)))
-    counts = np.bincount(labels[labels >= 0], minlength=len(names)).tolist()
+    counts = np.bincount(labels, minlength=len(names)).tolist()
     return dict(zip(names, counts, strict=False))
 
 

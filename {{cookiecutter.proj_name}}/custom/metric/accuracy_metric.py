@@ -1,15 +1,21 @@
 """The example metric: accuracy."""
 
+import math
+
 from torch import Tensor
 from typing_extensions import Self
 
 from common.config.registry import METRIC_REGISTRY
+from common.evaluation.labels import class_numbers
 from common.evaluation.metric import Metric
 
 
 @METRIC_REGISTRY.register()
 class Accuracy(Metric):
-    """Share of samples whose label is among the `k` most likely classes, 0..1."""
+    """Share of samples whose label is among the `k` most likely classes, 0..1; of pixels, for masks.
+
+    Labels that are no class, such as -100 or 255, are left out; NaN if no other is there.
+    """
 
     higher_is_better = True
 
@@ -19,14 +25,15 @@ class Accuracy(Metric):
         self.count = 0
 
     def update(self, output: dict[str, Tensor], batch: dict[str, Tensor]) -> None:
-        """Reads `logits` (B, classes) and `label` (B,)."""
+        """Reads `logits` (B, classes, ...) and `label`: (B, ...), or probabilities (B, classes, ...)."""
+        labels = class_numbers(batch["label"], output["logits"])
         top = output["logits"].topk(self.k, dim=1).indices
-        self.correct += int((top == batch["label"][:, None]).sum())
-        self.count += len(top)
+        self.correct += int((top == labels[:, None]).sum())
+        self.count += int((labels >= 0).sum())
 
     def merge(self, other: Self) -> None:
         self.correct += other.correct
         self.count += other.count
 
     def compute(self) -> float:
-        return self.correct / self.count
+        return self.correct / self.count if self.count else math.nan

@@ -9,6 +9,7 @@ from torch.nn.functional import cross_entropy
 from common.config.registry import TASK_REGISTRY
 from common.data.view import original
 from common.evaluation.gallery import Gallery, SampleScore, WorstFirst
+from common.evaluation.labels import class_numbers
 from common.evaluation.loss import LossFactory
 from common.evaluation.metric import MetricFactory
 from common.monitor.fonts import legible
@@ -24,7 +25,7 @@ class ClassificationTask(Task):
     """Predicts one of several classes for each image.
 
     A batch is a dict with `image` (B, C, H, W), float in 0..1, `label` (B,), int64, and if known, `name`, B texts.
-    Batches for predictions have no `label`.
+    Batches for predictions have no `label`. One that is no class, such as -100, is neither right nor wrong.
 
     Args:
         top: number of classes that `describe` lists for each image, the most likely ones.
@@ -48,9 +49,10 @@ class ClassificationTask(Task):
 
     def sample_errors(self, output: dict[str, Tensor], batch: dict[str, Any]) -> list[SampleScore]:
         """Score the samples: wrong if the prediction is not the label; the cross entropy; grouped by label."""
-        losses = cross_entropy(output["logits"].float(), batch["label"], reduction="none")
-        wrong = output["prediction"] != batch["label"]
-        return list(map(SampleScore, wrong.tolist(), losses.tolist(), batch["label"].tolist()))
+        labels = class_numbers(batch["label"], output["logits"])
+        losses = cross_entropy(output["logits"].float(), labels, reduction="none", ignore_index=-1)
+        wrong = (output["prediction"] != labels) & (labels >= 0)
+        return list(map(SampleScore, wrong.tolist(), losses.tolist(), labels.tolist()))
 
     def describe(self, output: dict[str, Tensor], batch: dict[str, Tensor]) -> list[dict[str, Any]]:
         """Return `prediction`, its `class` name, its `probability` and the `top` classes of every image."""
@@ -73,14 +75,18 @@ class ClassificationTask(Task):
         images = original(batch)[:limit].permute(0, 2, 3, 1).cpu().numpy()
         known = batch if isinstance(batch, Mapping) else {"label": batch["label"]}
         predictions, names = output["prediction"][:limit].tolist(), known.get("name") or [""] * limit
-        labels = known["label"][:limit].tolist() if "label" in known else predictions
+        labels = predictions
+        if "label" in known:
+            labels = class_numbers(known["label"], output["logits"])[:limit].tolist()
         pictures = []
         for image, name, label, prediction, probability in zip(
             images, names, labels, predictions, output["probability"].tolist(), strict=False
         ):
-            wanted, found = (legible(self.class_name(number), number) for number in (label, prediction))
-            text = f"{wanted} -> " * (label != prediction) + f"{found} ({probability:.0%})"
+            text = f"{legible(self.class_name(prediction), prediction)} ({probability:.0%})"
+            if label not in (prediction, -1):
+                text = f"{legible(self.class_name(label), label)} -> {text}"
             if name:
                 text += f"\n{name if len(name) <= _LONGEST_NAME else '...' + name[3 - _LONGEST_NAME :]}"
-            pictures.append(draw_labelled(image, text, ok=label == prediction if "label" in known else None))
+            is_known = "label" in known and label >= 0
+            pictures.append(draw_labelled(image, text, ok=label == prediction if is_known else None))
         return pictures

@@ -10,6 +10,7 @@ from torch import Tensor
 from typing_extensions import Self
 
 from common.config.registry import METRIC_REGISTRY
+from common.evaluation.labels import class_numbers
 from common.evaluation.metric import Metric
 from library.metrics.figures import draw_matrix
 
@@ -20,7 +21,7 @@ class ConfusionMatrix(Metric):
 
     With TP, FP and FN of each class, recall is TP / (TP + FN), precision TP / (TP + FP) and F1 2 TP / (2 TP + FP + FN)
     (Sokolova and Lapalme 2009). `balanced_accuracy` is the mean recall over classes that have samples, `macro_f1` the
-    mean F1 over classes that have samples or predictions.
+    mean F1 over classes that have samples or predictions. Labels that are no class, such as -100, are left out.
 
     Args:
         per_class: also return `recall_<class>` and `precision_<class>`; NaN if the denominator is 0.
@@ -35,7 +36,8 @@ class ConfusionMatrix(Metric):
     def update(self, output: dict[str, Tensor], batch: dict[str, Tensor]) -> None:
         """Reads `logits` (B, classes), `prediction` (B,) and `label` (B,)."""
         classes = output["logits"].shape[1]
-        cells = (batch["label"] * classes + output["prediction"]).bincount(minlength=classes * classes)
+        labels = class_numbers(batch["label"], output["logits"])
+        cells = (labels * classes + output["prediction"])[labels >= 0].bincount(minlength=classes * classes)
         self.counts = self.counts + cells.reshape(classes, classes).cpu()
 
     def merge(self, other: Self) -> None:

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from common.config.registry import METRIC_REGISTRY, needs
+from common.evaluation.labels import class_numbers
 from common.evaluation.metric import GatheredMetric, Results
 from library.metrics.figures import MOST_CURVES, class_label, draw_curves
 
@@ -34,8 +35,9 @@ class CurveMetric(GatheredMetric):
         """Compute the points, x and y. `own`: whether each sample is of the class, (N,); `scores`: (N,)."""
 
     def results(self, output: dict[str, Tensor], batch: dict[str, Tensor]) -> Results:
-        """Reads `probabilities` (B, classes) and `label` (B,)."""
-        return {"probabilities": output["probabilities"], "label": batch["label"]}
+        """Reads `probabilities` (B, classes) and `label` (B,). Labels that are no class, such as -100, are left out."""
+        labels = class_numbers(batch["label"], output["probabilities"])
+        return {"probabilities": output["probabilities"][labels >= 0], "label": labels[labels >= 0]}
 
     def compute(self, results: Results) -> float:
         areas = [self.area(inside, scores) for _, inside, scores in _classes(results)]

@@ -1,21 +1,29 @@
-"""python -m tools.check: the guarantees on the owner's own code, and where the cause is if one does not hold."""
+"""python -m tools.check: the guarantees on the owner's own code, and what differs first if one does not hold."""
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-from torch import Tensor
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import conv2d, cross_entropy
+from torch.utils.data import default_collate
 
-from tests.conftest import CONFIG, ENVIRONMENT, PROJECT, Runs
+from cli.stored_config import train_config
+from tests.conftest import CONFIG, ENVIRONMENT, PROJECT
 from tests.parts import NoisyDigits
 from tools.check import __main__ as tool
-from tools.check import causes
+from tools.check.checks import mixes_samples
+from tools.check.lab import Lab
+from tools.check.places import places
 
 # What to check: make check CONFIG="configs/one.yaml configs/two.yaml"
+MODULE = "tests.tools.test_check"
 CONFIGS = os.environ.get("CHECK_CONFIG", "configs/default.yaml").split()
 
 
@@ -28,13 +36,67 @@ class Counting(NoisyDigits):
 
     def __getitem__(self, index: int) -> dict[str, Tensor]:
         item = super().__getitem__(index)
-        self.read += 1  # the line to find
+        self.read += 1
         return {**item, "image": item["image"] / (1 + self.read / 1000)}
 
 
+class Halves(NoisyDigits):
+    """Right: what depends on the epoch is set by `set_epoch`."""
+
+    def __init__(self, data_dir: Path, mode: str) -> None:
+        super().__init__(data_dir, mode)
+        self.epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        item = super().__getitem__(index)
+        return {**item, "image": item["image"] / (1 + self.epoch % 2)}
+
+
+class HardHalf:
+    """A mistake: the loss of a sample depends on the others of its micro-batch."""
+
+    def __call__(self, output: dict[str, Tensor], batch: dict[str, Tensor]) -> Tensor:
+        losses = cross_entropy(output["logits"], batch["label"], reduction="none")
+        return losses[losses >= losses.detach().median()].mean()
+
+
+BLUR = torch.full((1, 1, 3, 3), 1 / 9)
+
+
+class Blurred(nn.Module):
+    """Right, but only in fp32: a tensor of the module, which no conversion reaches."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(64, 10)
+
+    def forward(self, image: Tensor) -> Tensor:
+        result: Tensor = self.layer(conv2d(image, BLUR, padding=1).flatten(1))
+        return result
+
+
+class Slow(torch.optim.SGD):
+    """An optimizer of the owner."""
+
+
+def centred(items: list[dict[str, Tensor]]) -> dict[str, Tensor]:
+    """Collate, and subtract the mean of the batch."""
+    batch: dict[str, Tensor] = default_collate(items)
+    return {**batch, "image": batch["image"] - batch["image"].mean(0)}
+
+
+def drawn(items: list[dict[str, Tensor]]) -> dict[str, Tensor]:
+    """Collate, and add noise of a generator of its own."""
+    batch: dict[str, Tensor] = default_collate(items)
+    return {**batch, "image": batch["image"] + torch.randn(batch["image"].shape, generator=NOISE)}
+
+
+NOISE = torch.Generator()
 HERE = "tests/tools/test_check.py"
-LINE = 1 + (PROJECT / HERE).read_text().splitlines().index("        self.read += 1  # the line to find")
-COUNTING = ["--dataset.train", "{type: tests.tools.test_check.Counting}"]
+COUNTING = ["--dataset.train", f"{{type: {MODULE}.Counting}}"]
 
 
 @pytest.mark.slow
@@ -44,84 +106,82 @@ def test_the_guarantees_hold(config: str, capsys: pytest.CaptureFixture[str]) ->
     assert tool.main(["--config", config]) == 0, capsys.readouterr().out
 
 
-def test_what_changes_is_found_with_its_line(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A run notes the attribute that changes; the notes and the difference that was seen lead to the line."""
-    file = runs.root / "notes.jsonl"
-    monkeypatch.setenv("CHECK_WATCH", str(file))
-    runs.train(*COUNTING, "--plugins", "[tools.check.watch.attach]", "--progress.max_steps", "3")
-    notes = [json.loads(line) for line in file.read_text().splitlines()]
-    changed = {(note["file"], note["name"], note["attribute"]) for note in notes if note["kind"] == "change"}
-    assert (HERE, "Counting", "read") in changed
-    first, *_ = causes.suspects("resume", "input", "model[0]", notes)
-    assert (first.file, first.line) == (HERE, LINE)
-    assert str(first).startswith(
-        f"{HERE}:{LINE}: `Counting.read` changes from step to step, and no checkpoint holds it; "
-    )
-
-
-DATA = """
-import os, random, time
-
-class Pictures:
-    def __init__(self, root):
-        self.files = {files}
-        self.seen = None
-
-    def __getitem__(self, index):
-        return self.files[index], {value}
-"""
+def lab(*words: str) -> Lab:
+    """Return a lab for the tests' config and these words; no run is made."""
+    words = ("--config", str(CONFIG), *words)
+    return Lab(words, train_config(list(words), prog="check", description="").config, Path("nowhere"))
 
 
 @pytest.mark.parametrize(
-    ("check", "line", "replaced"),
+    ("kind", "name", "expected"),
     [
-        ("seed", 6, {"files": "os.listdir(root)"}),
-        ("seed", 10, {"value": "time.time()"}),
-        ("seed", 10, {"value": "hash(str(index))"}),
-        ("seed", 10, {"value": "random.Random().random()"}),
-        ("workers", 10, {"value": "torch.utils.data.get_worker_info().id"}),
-        ("processes", 10, {"value": "os.environ['RANK']"}),
-        ("accumulate", 10, {"value": "index.mean(0)"}),
-        ("kill", 10, {"value": "open(root, 'w').write('1')"}),
+        ("input", "model[0]", ["data", "data", "task"]),
+        ("gradient", "0.weight", ["loss", "task", "model", "plugin"]),
+        ("state", "0.weight.exp_avg", ["optimizer", "plugin"]),
+        ("value", "second.Accuracy", ["metric"]),
+        ("value", "loss", ["loss", "task", "model"]),
     ],
-    ids=str,
 )
-def test_doubtful_lines(tmp_path: Path, check: str, line: int, replaced: dict[str, str]) -> None:
-    """Without anything that a run noted, the code of the part that makes what differs first is searched."""
-    file = tmp_path / "pictures.py"
-    file.write_text(DATA.format(**{"files": "sorted(os.listdir(root))", "value": "index", **replaced}))
-    notes: list[dict[str, Any]] = [
-        {"kind": "module", "file": str(file)},
-        {"kind": "part", "role": "data", "name": "Pictures", "file": str(file)},
-    ]
-    found = causes.suspects(check, "input", "model[0]", notes)
-    assert [suspect.line for suspect in found] == [line]
+def test_the_code_that_makes_what_differs(kind: str, name: str, expected: list[str]) -> None:
+    """The most direct one first; of the engine and of torch, nothing is named, since the owner has not written it."""
+    words = ["--loss", f"{{$REPLACE: true, HardHalf: {{type: {MODULE}.HardHalf}}}}"]
+    words += ["--metric", "{$REPLACE: true, Accuracy: {}}"]
+    words += ["--model", f"{{$REPLACE: true, type: {MODULE}.Blurred}}", "--plugins", f"[{MODULE}.lab]"]
+    words += ["--dataset.train", f"{{$REPLACE: true, type: {MODULE}.Halves}}", "--loader.collate", f"{MODULE}.drawn"]
+    words += ["--optim.optim_type", f"{MODULE}.Slow"]
+    found = places(lab(*words).config, kind, name)
+    assert [place.role for place in found] == expected, found
+    assert all(re.fullmatch(r"[\w/]+\.py:\d+", place.place) for place in found)
 
 
-def test_without_a_finding_the_part_itself_is_named(tmp_path: Path) -> None:
-    file = tmp_path / "pictures.py"
-    file.write_text(DATA.format(files="sorted(os.listdir(root))", value="index"))
-    notes = [
-        {"kind": "module", "file": str(file)},
-        {"kind": "part", "role": "data", "name": "Pictures", "file": str(file)},
-    ]
-    (only,) = causes.suspects("seed", "input", "model[0]", notes)
-    assert str(only) == f"{file}:4: Pictures makes model[0]"
+@pytest.mark.parametrize(
+    ("collate", "mixes"),
+    [("null", False), (f"{MODULE}.drawn", False), (f"{MODULE}.centred", True), ("{type: mixup, alpha: 1}", True),
+     ("{type: cutmix, alpha: 1}", True)],
+)  # fmt: skip
+def test_a_collate_function_that_mixes_samples_is_noticed(collate: str, mixes: bool) -> None:
+    """By what it returns, whatever its name is: then no step can be split without a difference."""
+    assert mixes_samples(lab("--loader.collate", collate)) == mixes
+
+
+def check(*words: str) -> tuple[int, dict[str, dict[str, Any]]]:
+    """Run tools.check by the command line. Returns the exit code, and what it found of each check."""
+    command = [sys.executable, "-m", "tools.check", "--config", str(CONFIG), "--json", *words]
+    done = subprocess.run(command, cwd=PROJECT, env=ENVIRONMENT, capture_output=True, text=True, check=False)
+    assert done.stdout.startswith("{"), done.stderr
+    return done.returncode, {each["name"]: each for each in json.loads(done.stdout)["checks"]}
 
 
 @pytest.mark.slow
-def test_by_the_command_line(tmp_path: Path) -> None:
-    """The first tensor that differs, where the cause is, and the exit code."""
-    words = ["--config", str(CONFIG), *COUNTING, "--only", "resume", "seed", "--json"]
-    command = [sys.executable, "-m", "tools.check", *words]
-    done = subprocess.run(command, cwd=PROJECT, env=ENVIRONMENT, capture_output=True, text=True, check=False)
-    assert done.returncode == 1, done.stderr
-    found = {each["name"]: each for each in json.loads(done.stdout)["checks"]}
-    assert found["seed"]["outcome"] == "holds"
-    assert found["resume"]["outcome"] == "fails"
+def test_by_the_command_line() -> None:
+    """The first tensor that differs, the class that makes it, and the exit code."""
+    code, found = check(*COUNTING, "--only", "resume", "seed")
+    assert (code, found["seed"]["outcome"], found["resume"]["outcome"]) == (1, "holds", "fails")
     assert (found["resume"]["step"], found["resume"]["tensor"]) == (3, "input model[0]")
-    assert found["resume"]["suspects"][0]["file"] == HERE
-    assert found["resume"]["suspects"][0]["line"] == LINE
+    line = 1 + (PROJECT / HERE).read_text().splitlines().index("class Counting(NoisyDigits):")
+    assert found["resume"]["places"][0]["place"] == f"{HERE}:{line}"
+
+
+@pytest.mark.slow
+def test_what_is_right_is_not_accused() -> None:
+    """An attribute that `set_epoch` sets is no state; code that runs in fp32 only breaks no promise."""
+    words = ["--dataset.train", f"{{type: {MODULE}.Halves}}", "--model", f"{{$REPLACE: true, type: {MODULE}.Blurred}}"]
+    code, found = check(*words, "--only", "resume", "accumulate", "evaluation")
+    assert code == 0, found
+    assert (found["resume"]["outcome"], found["resume"]["why"]) == ("holds", "")
+    for name in ("accumulate", "evaluation"):
+        assert found[name]["outcome"] == "not applicable"
+        assert found[name]["why"].startswith("the code runs, but not in fp64: ") and "ouble" in found[name]["why"]
+
+
+@pytest.mark.slow
+def test_a_loss_that_depends_on_the_batch() -> None:
+    """The loss is named first, not the data, which are the same."""
+    loss = f"{{$REPLACE: true, mine: {{type: {MODULE}.HardHalf}}}}"
+    code, found = check("--loss", loss, "--only", "accumulate")
+    assert (code, found["accumulate"]["outcome"]) == (1, "fails")
+    assert found["accumulate"]["tensor"].startswith("gradient ")
+    assert found["accumulate"]["places"][0]["name"] == f"{MODULE}.HardHalf"
 
 
 def test_a_config_that_cannot_be_read(capsys: pytest.CaptureFixture[str]) -> None:

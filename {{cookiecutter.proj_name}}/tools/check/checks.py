@@ -5,26 +5,34 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import torch
+
 from common.base.errors import UserError
 from common.config.names import join_names
-from tools.check.causes import Suspect, suspects, unsaved
-from tools.check.lab import SAMPLES, STEPS, Finding, Lab, same_bits, same_numbers
+from common.data.keyed import KeyedBatches, find_collate
+from common.data.sections import build_dataset
+from common.data.view import is_map_style
+from common.run.paths import PROJECT, data_dir
+from tools.check.lab import SAMPLES, STEPS, Finding, Lab, NotApplicable, same_bits, same_numbers
+from tools.check.places import Place, places
+from tools.record.recorder import tensors
 from tools.same.folders import equal
 
 _CLOSE = {"rel_tol": 1e-8, "abs_tol": 1e-12}
 FIRST, SECOND = 2, STEPS // 2 + 1  # steps after which runs are stopped: in the first epoch, and in the second
 
 
-class NotApplicable(Exception):
-    """Why a check does not apply."""
-
-
 class Result(NamedTuple):
-    """The outcome of a check: "holds", "fails" or "not applicable"; `tensor` is the first one that differs."""
+    """The outcome of a check: "holds", "fails" or "not applicable".
+
+    Attributes:
+        tensor: the first quantity that differs.
+        places: the parts that make it.
+    """
 
     outcome: str
     why: str = ""
-    suspects: Sequence[Suspect] = ()
+    places: Sequence[Place] = ()
     step: int | None = None
     tensor: str | None = None
 
@@ -39,7 +47,7 @@ class Check:
     compare: Callable[[Lab], Finding | None]
 
     def result(self, lab: Lab) -> Result:
-        """Make the runs, and look for causes if the guarantee does not hold."""
+        """Make the runs; if the guarantee does not hold, say what differs first, and which code makes it."""
         try:
             finding = self.compare(lab)
         except NotApplicable as reason:
@@ -47,11 +55,9 @@ class Check:
         except UserError as error:  # a run that should end did not
             return Result("fails", str(error))
         if finding is None:
-            changes = unsaved(lab.notes()) if self.name == "resume" else []
-            why = "in these steps, this makes no difference:" if changes else ""
-            return Result("holds", why, changes)
-        causes = suspects(self.name, finding.kind, finding.name, lab.notes())
-        return Result("fails", finding.why, causes, finding.step, f"{finding.kind} {finding.name}")
+            return Result("holds")
+        made_by = places(lab.config, finding.kind, finding.name)
+        return Result("fails", finding.why, made_by, finding.step, f"{finding.kind} {finding.name}")
 
 
 def cut(name: str, *signals: str, damaged: bool = False) -> Callable[[Lab], Finding | None]:
@@ -93,17 +99,14 @@ def evaluation(lab: Lab) -> Finding | None:
     """Evaluate the last checkpoint in other batches, and on two processes."""
     if not (lab.config.dataset.val or lab.config.dataset.eval):
         raise NotApplicable("the config has no data for an evaluation")
-    a, metrics = lab.evaluate("evaluation", 31, 1), set(lab.config.metric or ())
+    a = lab.evaluate("evaluation", 31, 1)
     for size, count in ((7, 1), (7, 2)):
         b = lab.evaluate(f"evaluation_{size}_{count}", size, count)
         wrong = [name for name in a if not (equal(a[name], b[name]) or math.isclose(a[name], b[name], **_CLOSE))]
         if wrong:
-            of_metrics = [name for name in wrong if not metrics.isdisjoint(name.split("."))]
-            kind = "loss" if not of_metrics else "output" if of_metrics != wrong else "value"
-            kind = "merged value" if kind == "value" and count > 1 else kind
             name = wrong[0]
             text = f"{name} is {a[name]} in batches of 31, and {b[name]} in batches of {size} on {count} process(es)"
-            return Finding(text, STEPS, kind, name)
+            return Finding(text, STEPS, "value", name)
     return None
 
 
@@ -112,6 +115,8 @@ def apart_from_batches(lab: Lab, finding: Finding | None) -> Finding | None:
     facts, rows = lab.facts, lab.records["plain"].ranks[0].items()
     if facts["compares"]:
         raise NotApplicable(f"{join_names(facts['compares'])} compares the samples of a batch")
+    if finding and mixes_samples(lab):
+        raise NotApplicable("the collate function makes entries of several samples, so they depend on the micro-batch")
     states = {row["digest"] for (_, kind, name), row in rows if (kind, name) == ("random", "torch")}
     if finding and len(states) > 1:
         raise NotApplicable("a step draws random numbers, not in dropout layers: different ones on each process")
@@ -119,6 +124,22 @@ def apart_from_batches(lab: Lab, finding: Finding | None) -> Finding | None:
         norms = join_names(facts["norms"], 2)
         raise NotApplicable(f"{norms}: statistics of the batch of one process; with the running ones instead, it holds")
     return finding
+
+
+def mixes_samples(lab: Lab) -> bool:
+    """Return whether a batch has other entries for the same samples if another one takes the place of the last one."""
+    config = lab.config
+    dataset = build_dataset(config.dataset.train, "train", data_dir(config.dir, PROJECT))
+    if not is_map_style(dataset) or len(dataset) < 5:
+        return False
+    batches = KeyedBatches(dataset, find_collate(dataset, config.loader.collate, training=True), 0)
+    for epoch in range(4):  # with other random numbers each
+        first, again, other = (list(tensors(batches.__getitems__((epoch, [0, 1, 2, last])), "")) for last in (3, 3, 4))
+        for (_, a), (_, b), (_, c) in zip(first, again, other, strict=False):
+            is_by_sample = a.ndim > 0 and len(a) == 4 and a.shape == c.shape
+            if is_by_sample and torch.equal(a, b) and not torch.equal(a[:3], c[:3]):
+                return True
+    return False
 
 
 CHECKS = [

@@ -1,4 +1,4 @@
-"""Shortened runs of the owner's config, recorded and watched, and how two of them are compared."""
+"""Shortened runs of the owner's config, recorded, and how two of them are compared."""
 
 import json
 import sys
@@ -9,6 +9,7 @@ from typing import Any
 
 from torch.utils.data import IterableDataset
 
+from common.base.errors import UserError
 from common.base.text import label
 from common.config.overrides import read_options
 from common.config.registry import DATASET_REGISTRY
@@ -19,11 +20,15 @@ from tools.same.folders import compare_checkpoints, compare_rows
 from custom.config import Config
 
 STEPS, SAMPLES = 9, 12  # optimizer steps of a run; samples of a step
-_MOST_SAMPLES = 31  # of a dataset: the last of an epoch's three steps has 7, which no number of processes divides
+_MOST_SAMPLES = 35  # of a dataset: the last of an epoch's three steps has 11, which no number of processes divides
 _MOST_OF_STREAM = (STEPS + 2) * SAMPLES  # more than is read: where a limit cuts a stream, its own state does not end
 _TOLERANCE, _NOTHING = 1e-8, 1e-12  # of fp64: relative, and what counts as zero
 _SPLIT_KINDS = ("gradient", "weight", "buffer", "state")  # which do not depend on how a step's samples are split
 _EARLY = Path(__file__).with_name("early")
+
+
+class NotApplicable(Exception):
+    """Why a check does not apply."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +75,7 @@ class Lab:
         """Train by this name, and record it; what was trained already is not trained again, only resumed."""
         if name not in self.records or "--resume" in options:
             words = [f"{key}={value}" for key, value in {**self.options(), "--name": name, **options}.items()]
-            env = {"PYTHONHASHSEED": "1", "OMP_NUM_THREADS": "1", "CHECK_WATCH": str(self.folder / f"{name}.jsonl")}
+            env = {"PYTHONHASHSEED": "1", "OMP_NUM_THREADS": "1", "CHECK_FACTS": str(self.folder / f"{name}.facts")}
             env |= {"PYTHONPATH": str(_EARLY), **variables}
             self.records[name] = train(PROJECT, words, self.folder / f"{name}.record", env=env, signal=signal)
         return self.records[name]
@@ -88,32 +93,51 @@ class Lab:
         return record
 
     def split(self, name: str, batch: int, accumulate: int = 1, processes: int = 1) -> Record:
-        """Train in fp64 without dropout, where batch norms use their running statistics, with steps that are split."""
-        size = {"--batch_size": f"{batch}", "--optim.accumulate": f"{accumulate}", "--precision.mode": "fp64"}
-        apart = {"--dist.launcher": "auto", "--dist.processes": f"{processes}", "--gpu_ids": "-1"}
-        return self.train(name, size | (apart if processes > 1 else {}), CHECK_PLAIN="1")
+        """Train in fp64 without dropout, where batch norms use their running statistics, with steps that are split.
+
+        Raises:
+            NotApplicable: the code does not run in fp64.
+        """
+        options = {"--batch_size": f"{batch}", "--optim.accumulate": f"{accumulate}"}
+        if processes > 1:
+            options |= {"--dist.launcher": "auto", "--dist.processes": f"{processes}", "--gpu_ids": "-1"}
+        try:
+            return self.train(name, options | {"--precision.mode": "fp64"}, CHECK_PLAIN="1")
+        except UserError as error:
+            self.train(f"{name}_as_configured", options, CHECK_PLAIN="1")  # if it fails too, that is the error
+            raise NotApplicable(f"the code runs, but not in fp64: {cause_of(error)}") from error
 
     def evaluate(self, name: str, size: int, processes: int) -> dict[str, float]:
-        """Evaluate the last checkpoint of the uncut run in fp64, in batches of `size`. Returns all values by name."""
+        """Evaluate the last checkpoint of the uncut run in fp64, in batches of `size`. Returns all values by name.
+
+        Raises:
+            NotApplicable: the code does not run in fp64.
+        """
         split, checkpoint = "val" if self.config.dataset.val else "eval", self.folder / "uncut/checkpoints/latest.pt"
         command = [sys.executable, "evaluate.py", f"--model_pt={checkpoint}", f"--split={split}", "--gpu_ids=-1"]
-        command += [f"--dir.eval_dir={self.folder / name}", "--precision.mode=fp64", "--dist.launcher=auto"]
-        command += [f"--dist.processes={processes}"]
+        command += [f"--dir.eval_dir={self.folder / name}", "--dist.launcher=auto", f"--dist.processes={processes}"]
         for data in sets_of(getattr(self.config.dataset, split)):
             command += [f"--dataset.{label(split, data)}.eval_batch_size={size}"]
-        run_program(command, self.folder / f"{name}.txt", cwd=PROJECT, PYTHONHASHSEED="1")
+        output = self.folder / f"{name}.txt"
+        try:
+            run_program([*command, "--precision.mode=fp64"], output, cwd=PROJECT, PYTHONHASHSEED="1")
+        except UserError as error:
+            run_program(command, output, cwd=PROJECT, PYTHONHASHSEED="1")  # if it fails too, that is the error
+            raise NotApplicable(f"the code runs, but not in fp64: {cause_of(error)}") from error
         file = next((self.folder / name).rglob("metrics.json"))
         return {key: float(value) for key, value in json.loads(file.read_text())["values"].items()}
-
-    def notes(self) -> list[dict[str, Any]]:
-        """Return what all runs noted."""
-        files = sorted(self.folder.glob("*.jsonl"))
-        return [json.loads(line) for file in files for line in file.read_text().splitlines()]
 
     @property
     def facts(self) -> dict[str, Any]:
         """What decides which checks apply, from the uncut run."""
-        return next(note for note in self.notes() if note["kind"] == "facts")
+        facts: dict[str, Any] = json.loads((self.folder / "uncut.facts").read_text())
+        return facts
+
+
+def cause_of(error: UserError) -> str:
+    """Return the line of a failed program that says why."""
+    lines = [line.strip() for line in str(error).splitlines()[1:]]
+    return next((line for line in lines if "Error:" in line), lines[-1] if lines else "")
 
 
 def same_bits(a: Record, b: Record, skip: tuple[str, ...] = ()) -> Finding | None:
