@@ -9,6 +9,7 @@ import torch
 from common.base.errors import UserError
 from common.config.registry import ORDER_REGISTRY
 from common.data.keyed import loop_streams_unchanged, seed_all, set_epoch
+from common.data.view import kind_of
 from common.distributed.seed import mix
 
 
@@ -24,6 +25,7 @@ class EpochOrder:
 
     def __init__(self, section: Mapping[str, Any], dataset: Any, seed: int) -> None:
         self.dataset, self.seed, self.name = dataset, seed, section["type"]
+        self._samples = len(dataset)
         self._function = ORDER_REGISTRY.build(section)
         self._latest = 0, self._indices(0)
         self.size = len(self._latest[1])
@@ -38,13 +40,23 @@ class EpochOrder:
         return self._latest[1]
 
     def _indices(self, epoch: int) -> np.ndarray[Any, Any]:
-        size = len(self.dataset)
+        size = self._samples
         with loop_streams_unchanged():
             seed_all(mix(self.seed, epoch))
             set_epoch(self.dataset, epoch)
-            order = np.asarray(self._function(size, self.seed, epoch, self.dataset))
+            if len(self.dataset) != size:
+                kind, now = kind_of(self.dataset), len(self.dataset)
+                rule = f"the length of {kind} changed from {size} to {now} in epoch {epoch + 1}; it must stay the same"
+                raise UserError(f"{rule}: let its set_epoch, or what else changes it, form as many items in each epoch")
+            given = self._function(size, self.seed, epoch, self.dataset)
+        try:
+            order = np.asarray(given)
+        except ValueError:  # lists of different lengths
+            order = np.empty((0, 0))
         problem = ""
-        if order.ndim != 1 or not len(order) or order.dtype.kind not in "iu":
+        if order.ndim == 2:
+            problem = "lists of indices, not indices; for batches of your own, see docs/data.md, Batches of your own"
+        elif order.ndim != 1 or not len(order) or order.dtype.kind not in "iu":
             problem = f"an array of shape {order.shape} and type {order.dtype}, not a list of indices"
         elif order.min() < 0 or order.max() >= size:
             problem = f"indices from {order.min()} to {order.max()}, but the dataset has {size} samples"

@@ -1,0 +1,93 @@
+"""A batch sampler, as docs/data.md builds one: an item of the dataset is a batch of about as many pixels with ink."""
+
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from common.base.errors import UserError
+from common.data.order import EpochOrder
+from tests.conftest import PROJECT, Runs, load, same
+
+PAGE = (PROJECT / "docs" / "data.md").read_text(encoding="utf-8")
+# Parts are registered by the page's module; here they are named by import path.
+CODE = re.search(r"```python\n# custom/datasets/budget_dataset.py\n(.*?)```", PAGE, re.DOTALL)
+
+
+@pytest.fixture
+def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """The page's code, as a module."""
+    assert CODE
+    text = re.sub(r"@\w+_REGISTRY.register\(\)\n", "", CODE[1])
+    (tmp_path / "page_budget.py").write_text(text)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=":")
+    yield "page_budget"
+    sys.modules.pop("page_budget", None)
+
+
+def words(module: str, *more: str, accumulate: int = 2) -> list[str]:
+    data = f"{{$REPLACE: true, type: {module}.Budget, budget: 500}}"
+    task = ["--task", f"{{$REPLACE: true, type: {module}.BudgetTask}}", "--dataset.train", data]
+    size = ["--batch_size", "1", "--dataset.val.eval_batch_size", "64", "--debug.max_samples", "8"]
+    return [
+        *task,
+        *size,
+        "--optim.accumulate",
+        f"{accumulate}",
+        "--progress.epoch",
+        "2",
+        "--precision.mode",
+        "fp64",
+        *more,
+    ]
+
+
+def test_cut_inside_an_epoch(runs: Runs, module: str) -> None:
+    """With other batches in the second epoch; the same bits."""
+    whole = runs.train(*words(module), name="whole")
+    runs.train(*words(module, "--progress.max_steps", "7"), name="cut")
+    cut = runs.train(*words(module, "--resume", "auto"), name="cut")
+    same(load(whole)["model"], load(cut)["model"])
+
+
+class Growing:
+    """A mistake: more items in the second epoch."""
+
+    def __init__(self) -> None:
+        self.size = 13
+
+    def set_epoch(self, epoch: int) -> None:
+        self.size = 13 + 2 * epoch
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __getitem__(self, index: int) -> Any:
+        return index
+
+
+def test_a_dataset_that_grows_is_named() -> None:
+    order = EpochOrder({"type": "shuffle"}, Growing(), 0)
+    with pytest.raises(UserError, match=r"the length of Growing changed from 13 to 15 in epoch 2; it must stay"):
+        order(1)
+
+
+def ragged(size: int, seed: int, epoch: int, dataset: Any) -> list[list[int]]:
+    """Batches."""
+    return [[0, 1], [2]]
+
+
+def square(size: int, seed: int, epoch: int, dataset: Any) -> np.ndarray[Any, Any]:
+    """Batches of one size."""
+    return np.arange(12).reshape(6, 2)
+
+
+@pytest.mark.parametrize("name", ["ragged", "square"])
+def test_lists_of_indices_have_a_way(name: str) -> None:
+    with pytest.raises(UserError, match=r"returned, for epoch 1, lists of indices.*docs/data.md, Batches of your own"):
+        EpochOrder({"type": f"engine.data.test_batches_of_own.{name}"}, Growing(), 0)
