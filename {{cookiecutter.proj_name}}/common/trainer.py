@@ -19,7 +19,6 @@ from common.checkpoint.saver import Saver
 from common.checkpoint.state import RunState, load_task
 from common.data.loader import EvaluationLoader, Step
 from common.data.reading import read_data, records
-from common.data.weights import refuse_stale_weights
 from common.data.whereabouts import whereabouts
 from common.distributed import max_over_ranks, share_buffers
 from common.distributed.seed import mix, set_seed
@@ -139,7 +138,6 @@ class Trainer:
             self.saver,
             error_context(lambda: whereabouts(self.stream, self.step, self.at)),
         ):
-            refuse_stale_weights(self.parts.data, self.task)
             check_extra_state(self.task)
             self.evaluator.sanity_check(self.val, needs_loss=self.config.best.metric.rpartition(".")[2] == "loss")
             self.evaluator.sanity_check(self.evaluation)

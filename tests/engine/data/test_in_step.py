@@ -1,6 +1,5 @@
 """Records that depend on the weights: read in step with the training, or refused."""
 
-import functools
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
@@ -124,24 +123,6 @@ def hand_over(trainer: Trainer) -> None:
     trainer.stream.dataset.policy = trainer.task.model
 
 
-def hand_over_in_list(trainer: Trainer) -> None:
-    """The same, inside of something else."""
-    trainer.stream.dataset.policy = ["now", trainer.task.model]
-
-
-def hand_over_in_dict(trainer: Trainer) -> None:
-    trainer.stream.dataset.policy = {"now": trainer.task.model.forward}
-
-
-def hand_over_in_partial(trainer: Trainer) -> None:
-    trainer.stream.dataset.policy = functools.partial(made_by, model=trainer.task.model)
-
-
-def hand_to_val(trainer: Trainer) -> None:
-    dataset: Any = trainer.val[0].dataset
-    dataset.policy = trainer.task.model
-
-
 def line(name: str, *more: str, plugin: str = "hand_over", samples: int = 0) -> list[str]:
     fixed = ["--dataset.train", f"{{type: {__name__}.{name}}}", "--plugins", f"[{__name__}:{plugin}]"]
     return words("plain", *fixed, "--model", "{type: tests.parts.Plain}", "--debug.max_samples", str(samples), *more)
@@ -169,8 +150,6 @@ def test_two_processes_read_in_step(runs: Runs) -> None:
     assert one["position"] == two["position"] == {"step": 4, "epoch": 2, "sample": 0, "epoch_size": RECORDS}
     for name, value in one["model"].items():
         torch.testing.assert_close(two["model"][name], value, rtol=0, atol=1e-12)
-    message = refused(runs, 2, runs.words(*line("Ahead"), name="ahead"))
-    assert "dataset.train: Ahead.policy holds weights of the task" in message and "NoneType" not in message
 
 
 @pytest.mark.slow
@@ -189,12 +168,6 @@ def test_each_process_reads_its_share_in_step(runs: Runs) -> None:
 @pytest.mark.parametrize(
     ("name", "worker", "plugin", "message"),
     [
-        ("Ahead", "0", "hand_over", "Ahead.policy holds weights of the task, but its records are read one step ahead"),
-        ("Ahead", "0", "hand_over_in_list", "Ahead.policy holds weights of the task"),
-        ("Ahead", "0", "hand_over_in_dict", "Ahead.policy holds weights of the task"),
-        ("Ahead", "0", "hand_over_in_partial", "Ahead.policy holds weights of the task"),
-        ("Indexed", "2", "hand_over", "Indexed.policy holds weights of the task, but worker processes have copies"),
-        ("Indexed", "2", "hand_to_val", "dataset.val: DigitsDataset.policy holds weights of the task"),
         ("InStep", "2", "hand_over", "num_workers: 2, but InStep is read in step with training: use --num_w"),
         ("Endless", "0", "hand_over", "Endless has reads_in_step, so needs __len__"),
         ("Short", "0", "hand_over", "Short has reads_in_step, but ended after 64 records of 70"),

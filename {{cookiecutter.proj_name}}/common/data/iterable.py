@@ -28,11 +28,6 @@ _DIFFERENT_RECORDS = (
     "every process (with an order that depends on set_epoch alone), or give it a method share(reader, readers), with "
     "which it reads a share of its own; see docs/data.md"
 )
-_LAG = (
-    "its records are read one step ahead: they would be made with the weights of the step before, and after a resume "
-    "with others. Let the dataset give seeds and the task compute the rest, or set reads_in_step = True in {}, which "
-    "has it read in step with the training; see docs/data.md, Streams"
-)
 _TOO_SHORT = "dataset.train: {} has reads_in_step, but ended after {} records of {}; it must yield all of its __len__"
 
 
@@ -162,7 +157,6 @@ class IterableStream(BatchStream):
         self.drop_last = config.drop_last
         self.is_exactly_resumable = callable(getattr(dataset, "state_dict", None)) and worker == 0
         self.is_in_step = bool(getattr(dataset, "reads_in_step", False))
-        self.lag = "" if self.is_in_step else _LAG.format(kind_of(dataset))
         if self.is_in_step:
             limit = self._set_length(worker, limit)
         collate = find_collate(dataset, config.collate, training=True)

@@ -22,8 +22,6 @@ from common.data.workers import OtherProcess, context_of, end_workers, read, set
 from common.distributed import Rank
 from common.progress import Position
 
-_COPIES = "worker processes have copies of the weights, which do not learn: use worker 0"
-
 
 @section
 class LoaderConfig:
@@ -83,7 +81,6 @@ class BatchStream(Protocol):
         samples_per_step: samples of one optimizer step, over all ranks.
         is_exactly_resumable: whether `epoch` can start exactly at any position.
         is_indexed: whether samples have numbers; if not, no batch can be read to try a model on and then read again.
-        lag: why batches are not made with the latest weights, if the dataset has them, and what to do; "": they are.
     """
 
     dataset: Any
@@ -93,7 +90,6 @@ class BatchStream(Protocol):
     samples_per_step: int
     is_exactly_resumable: bool
     is_indexed: bool = False
-    lag: str = ""
     _loader: DataLoader[Any]
 
     def epoch(self, at: Position) -> Iterator[Step]:
@@ -136,7 +132,6 @@ class TrainStream(BatchStream):
         self.steps_per_epoch, self.epoch_size = plan.steps_per_epoch, plan.order.size
         self.samples_per_step = plan.samples_per_step
         self._keys = _Keys()
-        self.lag = _COPIES if worker else ""
         self.batches = KeyedBatches(dataset, find_collate(dataset, config.collate, training=True), plan.order.seed)
         self._loader = make_loader(self.batches, config, worker, plan.order.seed, device, batch_sampler=self._keys)
 
@@ -197,7 +192,6 @@ class EvaluationLoader:
         split, name: of the data; `name` is the name of a set where the split has several, else "".
         size: samples of the whole set.
         keys: this process' batches, in order.
-        lag: as of `BatchStream`.
     """
 
     dataset: SizedDataset
@@ -211,7 +205,7 @@ class EvaluationLoader:
     name: str = ""
 
     def __post_init__(self) -> None:
-        self.size, self.lag = len(self.dataset), _COPIES if self.worker else ""
+        self.size = len(self.dataset)
         self.keys = evaluation_keys(self.size, self.batch_size, self.rank.rank, self.rank.world_size)
         self.batches = KeyedBatches(self.dataset, find_collate(self.dataset, self.config.collate), self.seed)
         self._loader = make_loader(
