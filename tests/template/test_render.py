@@ -166,8 +166,8 @@ def test_package_metadata_is_valid(render: Render) -> None:
     assert "spinlab" in json.dumps(meta["tool"]["setuptools"])
 
 
-def test_only_an_editable_installation_is_possible(render: Render, tmp_path: Path) -> None:
-    """Anything else would leave configs and data behind, and its `common` could be that of another project."""
+def test_an_editable_installation_is_possible(render: Render, tmp_path: Path) -> None:
+    """Its modules can be imported from elsewhere."""
     project = Path(shutil.copytree(render(), tmp_path / "project"))
     pip = [
         sys.executable,
@@ -179,9 +179,6 @@ def test_only_an_editable_installation_is_possible(render: Render, tmp_path: Pat
         "--target",
         str(tmp_path / "site"),
     ]
-    refused = subprocess.run([*pip, "."], cwd=project, capture_output=True, text=True, check=False)
-    assert refused.returncode
-    assert "python -m pip install -e ." in refused.stdout + refused.stderr
     subprocess.run([*pip, "-e", "."], cwd=project, capture_output=True, check=True)
     code = "import site, sys; site.addsitedir(sys.argv[1]); import common.trainer, custom.config"
     subprocess.run([sys.executable, "-c", code, str(tmp_path / "site")], cwd=tmp_path, check=True)
