@@ -6,9 +6,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NoReturn
 
+sys.path.insert(0, str(Path(__file__).resolve().parent))  # python -P and PYTHONSAFEPATH leave it out
+
 from common import distributed
 from common.base.errors import UserError
-from common.base.files import without_tilde
+from common.base.files import why_unwritten, without_tilde
 from common.base.text import label, number
 from common.build import build_evaluation, check_classes
 from common.checkpoint.file import read_checkpoint
@@ -100,7 +102,8 @@ def report(result: SplitResult, config: EvalConfig, path: Path, folder: Path, po
     try:
         write_evaluation(folder, result, **about)
     except OSError as error:
-        raise UserError(f"the evaluation's folder {folder} cannot be written: {error}; see --dir.eval_dir") from error
+        why = why_unwritten(error, folder)
+        raise UserError(f"the evaluation's folder {folder} cannot be written: {why}; see --dir.eval_dir") from error
     pictures = sum(len(measured.pictures) for measured in result.sets.values())
     logger.info("metrics.json and {} picture{} are in {}", pictures, "s" * (pictures != 1), shown(folder))
     tables = {name: table(measured) for name, measured in result.sets.items()}

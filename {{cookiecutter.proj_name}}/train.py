@@ -1,6 +1,9 @@
 """Train a model: python train.py --config configs/default.yaml [--key value ...]"""
 
 import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))  # python -P and PYTHONSAFEPATH leave it out
 
 from common import distributed
 from common.build import build_parts

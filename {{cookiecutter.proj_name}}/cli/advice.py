@@ -20,7 +20,7 @@ from common.config.names import join_names
 from common.failure.program import TrainingError
 from common.failure.report import HINT
 from common.task import Task
-from cli.advice_texts import ADVICE, BROADCAST, WITHOUT_TASK
+from cli.advice_texts import ADVICE, BROADCAST
 
 
 @contextmanager
@@ -52,18 +52,18 @@ def _notes(error: Exception, frames: Sequence[FrameType]) -> Iterator[str]:
     objects = [frame.f_locals.get("self") for frame in reversed(frames)]
     tasks = (item for value in objects for item in (value, getattr(value, "task", None)))
     task = next((task for task in tasks if isinstance(task, Task)), None)
-    if task is not None:
-        for name in ("batch", "output"):
-            if (value := _local(frames, name)) is not None:
-                yield f"with the {name}: {describe(value)}"
+    if task is None:
+        return
+    for name in ("batch", "output"):
+        if (value := _local(frames, name)) is not None:
+            yield f"with the {name}: {describe(value)}"
     lines = str(error).strip().splitlines() or [""]
     # The message of a worker's error is a traceback, whose last line has type and message.
     text = lines[-1] if lines[0].startswith("Caught ") else f"{type(error).__name__}: {error}"
     at = f"{text} at {traceback.extract_tb(error.__traceback__)[-1].line}"
     for pattern, advice in ADVICE.items():
-        if re.search(pattern, at) and (task is not None or pattern in WITHOUT_TASK):
-            model = None if task is None else task.model
-            yield HINT + advice.format(forward=_where(model, "forward"), output=_where(task, "output"))
+        if re.search(pattern, at):
+            yield HINT + advice.format(forward=_where(task.model, "forward"), output=_where(task, "output"))
             return
 
 

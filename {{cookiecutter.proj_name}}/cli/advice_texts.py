@@ -1,6 +1,5 @@
 """Advice by patterns of errors. Add your own: `cli/advice.py` shows the first one that matches."""
 
-UNEQUAL = "equal size|not resizable"  # torch's errors when collating, in the main process and in a worker
 # torch's warning for a target (B,) and a prediction (B, 1), or the other way round; not for a single sample.
 BROADCAST = (
     r"Using a target size \(torch\.Size\(\[(?!1\b)(\d+)(?:, 1)?\]\)\) that is different to the input size "
@@ -42,10 +41,6 @@ ADVICE = {
         "model.in_channels, or what the dataset returns"
     ),
     r"index out of range in self": "an index in the batch is too large for an embedding: raise its num_embeddings",
-    UNEQUAL: "give all samples the same size (dataset.*.transforms can resize), or write a loader.collate",
-    r"default_collate": (
-        "a batch is made of tensors, arrays and numbers: does the dataset's __getitem__ return a sample?"
-    ),
     r"does not require grad": (
         "the result of {forward} or of the loss is detached from the weights by .detach(), .item(), .data, .numpy(), "
         "torch.no_grad(), argmax, rounding, or torch.tensor(...) of a tensor"
@@ -55,4 +50,3 @@ ADVICE = {
         "x = x + y; --debug shows which"
     ),
 }
-WITHOUT_TASK = (UNEQUAL, "default_collate")  # in reading a batch

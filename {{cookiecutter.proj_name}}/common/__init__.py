@@ -5,6 +5,7 @@ import importlib.util
 import os
 import signal
 import sys
+import threading
 from pathlib import Path
 from types import FrameType
 
@@ -29,6 +30,13 @@ def _open_closed_streams() -> None:
 _open_closed_streams()
 
 
+try:
+    os.getcwd()
+except FileNotFoundError:
+    print("error: the working folder no longer exists; change to one that does", file=sys.stderr)
+    sys.exit(2)
+
+
 def _leave(number: int, frame: FrameType | None) -> None:
     """Exit on Ctrl-C during the imports, which take seconds: a library might catch an exception."""
     os.write(2, b"interrupted before the start\n")
@@ -38,7 +46,8 @@ def _leave(number: int, frame: FrameType | None) -> None:
 # Only in the project's own programs: `common.failure.program.report_errors` ends it.
 _PROGRAM = Path(*sys.argv[:1])  # not a file with -c
 _IS_OURS = _PROGRAM.is_file() and _PROGRAM.absolute().parent == Path(__file__).absolute().parents[1]
-if _IS_OURS and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+_IN_MAIN_THREAD = threading.current_thread() is threading.main_thread()  # the only one that may set handlers
+if _IS_OURS and _IN_MAIN_THREAD and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
     signal.signal(signal.SIGINT, _leave)
 
 if importlib.util.find_spec("fcntl") is None:

@@ -7,11 +7,14 @@ from zlib import crc32
 
 from loguru import logger
 from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.parameter import is_lazy
 
 from common.base.context import error_context
 from common.base.errors import UserError
 from common.base.text import label
 from common.checkpoint.weights import init_weights
+from common.config.names import join_names
 from common.config.registry import MODEL_REGISTRY, TASK_REGISTRY
 from common.data.class_counts import warn_of_empty_classes
 from common.data.iterable import IterableStream
@@ -56,6 +59,7 @@ def build_parts(config: RunConfig, rank: Rank, seed: int, *, first_weights: bool
     warn_of_shared_samples({"train": stream, **measured}, rank)
     if rank.is_main and isinstance(stream, TrainStream):
         warn_of_empty_classes(stream.dataset)
+        warn_of_single_samples(parts.task, stream.plan)
     return parts
 
 
@@ -68,6 +72,7 @@ def build_task(config: RunConfig, seed: int, rank: Rank, *, first_weights: bool 
     loss, metric = LossFactory(config.loss), MetricFactory(config.metric)
     task: Task = TASK_REGISTRY.build(config.task, model=model, loss=loss, metric=metric)
     check_names(task)
+    check_no_lazy(task)
     check_patterns(task, config.prepare)
     for number in range(len(config.stages)):
         with error_context(lambda number=number: f"in stages[{number}].freeze"):  # type: ignore[misc]
@@ -76,6 +81,28 @@ def build_task(config: RunConfig, seed: int, rank: Rank, *, first_weights: bool 
             if all(any(fnmatchcase(name, pattern) for pattern in frozen.freeze) for name in trained):
                 raise UserError("every parameter is frozen, so there is nothing to train")
     return task
+
+
+def check_no_lazy(task: Task) -> None:
+    """Refuse weights without a shape: an optimizer, a summary and other processes need it before the first batch."""
+    tensors = dict(task.named_parameters()) | dict(task.named_buffers())
+    lazy = [name for name, tensor in tensors.items() if is_lazy(tensor)]
+    if lazy:
+        raise UserError(
+            f"{join_names(lazy, 5)}: lazy modules have no shape yet; give the number of input features, as in "
+            "nn.Linear, or call the model once on a batch of zeros at the end of its __init__"
+        )
+
+
+def warn_of_single_samples(task: Task, plan: EpochPlan) -> None:
+    """Warn if an epoch's last micro-batch has one sample, of which batch norm cannot compute a variance."""
+    has_batch_norm = any(isinstance(module, _BatchNorm) for module in task.modules())
+    if has_batch_norm and 1 in plan.last_sizes():
+        logger.warning(
+            "the last step of each epoch has a micro-batch of 1 sample ({} samples, {} in a step), which batch norm "
+            "may refuse (Expected more than 1 value per channel): --loader.drop_last true, or another --batch_size",
+            *(plan.order.size, plan.samples_per_step),
+        )
 
 
 def build_stream(config: RunConfig, rank: Rank, seed: int) -> BatchStream:

@@ -14,8 +14,9 @@ import tarfile
 from pathlib import Path
 
 from common.base.errors import UserError
+from common.base.files import FilesBelow
 from cli.program import run
-from library.data.image_folder_dataset import class_folders, scan_images
+from library.data.image_folder_dataset import class_folders, sort_images
 
 SHARD = "shard-{:06d}.tar"
 
@@ -30,7 +31,9 @@ def pack(folder: Path, out: Path, samples_per_shard: int) -> list[Path]:
     if out.exists():
         raise UserError(f"{out} exists; remove it first, or choose another folder")
     classes = class_folders(folder, "tools.pack")
-    images, _ = scan_images(folder, classes, [0.0, 1.0])
+    below = FilesBelow(folder)
+    below.warn()
+    images, _ = sort_images(below, classes, [0.0, 1.0])
     if not images:
         raise UserError(f"there are no images below {folder}")
     names = {path: Path(path).relative_to(folder).as_posix() for path, _ in images}

@@ -17,7 +17,7 @@ from tqdm import tqdm
 
 from common.base.context import error_context
 from common.base.errors import UserError
-from common.base.files import atomic_file, output_file
+from common.base.files import FilesBelow, atomic_file, output_file
 from common.base.text import plain
 from common.config.problem import shown_path
 from common.data.from_files import build_files, reader_of
@@ -150,9 +150,9 @@ def find_files(inputs: Iterable[str | Path], section: Mapping[str, Any]) -> list
         raise UserError(f"--input: there is no file or folder {in_lines(missing)}")
 
     def files_of(path: Path) -> list[str]:
-        inside = (file for file in sorted(path.rglob("*")) if file.is_file())
-        shown = (file for file in inside if not any(part[0] == "." for part in file.relative_to(path).parts))
-        return [str(file) for file in shown if suffixes is None or file.suffix.lower() in suffixes]
+        below = FilesBelow(path)
+        below.warn()
+        return [str(file) for file in below.files if suffixes is None or file.suffix.lower() in suffixes]
 
     paths = (files_of(Path(name)) if Path(name).is_dir() else [name] for name in names)
     files = list(dict.fromkeys(itertools.chain(*paths)))

@@ -1,11 +1,13 @@
 """Atomic replacement of files, and appending to files."""
 
+import errno
 import os
 import shutil
 import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
 
@@ -55,13 +57,80 @@ def without_tilde(path: str | Path, key: str) -> Path:
     return Path(whole)
 
 
+def why_unwritten(error: OSError, path: Path) -> str:
+    """Say why `path` could not be written: a link that leads nowhere, or a full disk without inodes."""
+    for part in (path, *path.parents):
+        if part.is_symlink() and not part.exists():
+            return f"{part} links to {os.readlink(part)}, which does not exist"
+    text = f"{error.strerror or error} ({error.filename or path})"
+    if error.errno == errno.ENOSPC:
+        place = next(part for part in (path, *path.parents) if part.exists())
+        disk = os.statvfs(place)
+        if disk.f_bavail and disk.f_files and not disk.f_favail:
+            text += "; it has free bytes, but no free inodes: see df -i"
+    return text
+
+
+@dataclass
+class FilesBelow:
+    """The files below a folder, in the order of their names, those of linked folders too, hidden ones left out.
+
+    Attributes:
+        left_out: what cannot be read, by kind: broken links, folders without permission, links to folders above.
+    """
+
+    root: Path
+    files: list[Path] = field(default_factory=list)
+    left_out: dict[str, list[Path]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._read(self.root, set())
+
+    def __str__(self) -> str:
+        """What is left out, and the first of it; "" if nothing is."""
+        if not self.left_out:
+            return ""
+        counts = ", ".join(f"{len(paths)} {kind}{'s' * (len(paths) > 1)}" for kind, paths in self.left_out.items())
+        first = next(iter(self.left_out.values()))[0]
+        return f"{self.root}: left out: {counts}; the first: {first}"
+
+    def warn(self) -> None:
+        """Log what is left out, if anything is."""
+        if self.left_out:
+            logger.warning("{}", self)
+
+    def _read(self, folder: Path, above: set[str]) -> None:
+        """`above`: the folders that contain this one, without links."""
+        here = os.path.realpath(folder)
+        if here in above:
+            self._leave_out("link to a folder above it", folder)
+            return
+        try:
+            entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
+        except OSError:
+            self._leave_out("unreadable folder", folder)
+            return
+        for entry in entries:
+            if entry.name.startswith("."):
+                continue
+            if entry.is_symlink() and not os.path.exists(entry.path):
+                self._leave_out("broken link", Path(entry.path))
+            elif entry.is_dir():
+                self._read(Path(entry.path), {*above, here})
+            elif entry.is_file():
+                self.files.append(Path(entry.path))
+
+    def _leave_out(self, kind: str, path: Path) -> None:
+        self.left_out.setdefault(kind, []).append(path)
+
+
 @contextmanager
 def output_file(path: Path) -> Iterator[None]:
     """Make an `OSError` of the block a `UserError`: for writing `path`, which the command line named."""
     try:
         yield
     except OSError as error:
-        raise UserError(f"{path} cannot be written: {error.strerror}; choose another place") from error
+        raise UserError(f"{path} cannot be written: {why_unwritten(error, path)}; choose another place") from error
 
 
 def unused_path(stem: Path, suffix: str = "") -> Path:

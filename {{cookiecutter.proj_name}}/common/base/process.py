@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+_UNREAD_MS = 2000
 EXIT_REQUEUE = 75  # EX_TEMPFAIL of sysexits.h: saved, to be continued; a scheduler should start the job again
 
 
@@ -76,6 +77,23 @@ def exit_code_of(pid: int) -> int | None:
         return None
     is_ending = int(fields[6]) & 0x4  # PF_EXITING of proc(5)'s field `flags`
     return os.waitstatus_to_exitcode(int(fields[49])) if is_ending else None
+
+
+def drop_unread_output() -> bool:
+    """Connect standard output and error to /dev/null where nothing can be written for two seconds.
+
+    For a pipe whose reader has stopped reading. Returns whether there was one.
+    """
+    dropped = False
+    for descriptor in (1, 2):
+        output = select.poll()
+        output.register(descriptor, select.POLLOUT)
+        if not output.poll(_UNREAD_MS):
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, descriptor)
+            os.close(nowhere)
+            dropped = True
+    return dropped
 
 
 @contextmanager

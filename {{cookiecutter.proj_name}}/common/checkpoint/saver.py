@@ -15,7 +15,7 @@ from pydantic import Field
 from torch import Tensor
 
 from common.base.errors import UserError
-from common.base.files import warn_on_oserror
+from common.base.files import warn_on_oserror, why_unwritten
 from common.base.nested import map_leaves
 from common.checkpoint.after_save import AfterSave
 from common.checkpoint.checksum import weights_digest
@@ -121,7 +121,7 @@ class Saver(AbstractContextManager["Saver"]):
         for function in self._after_save:
             function.finish(stopped_by)
         if self._failed:
-            raise UserError(f"the last checkpoint could not be written; {self.folder.folder} has the earlier ones")
+            raise UserError(f"the last checkpoint could not be written; {self.folder.last_good}")
 
     def check(self) -> None:
         """Report a save that failed, without waiting. Raises like `save`."""
@@ -134,7 +134,7 @@ class Saver(AbstractContextManager["Saver"]):
         if not isinstance(error, OSError):
             raise error
         self._failed += 1
-        what = f"{error.strerror or error} ({error.filename or self.folder.folder}); {self.folder.last_good}"
+        what = f"{why_unwritten(error, self.folder.folder)}; {self.folder.last_good}"
         if self._failed >= self.config.failures:
             raise UserError(f"saving a checkpoint failed {self._failed} times in a row: {what}")
         left = self.config.failures - self._failed

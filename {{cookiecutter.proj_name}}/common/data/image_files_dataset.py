@@ -11,6 +11,7 @@ from torch import Tensor
 from typing_extensions import Self
 
 from common.base.errors import UserError
+from common.base.files import FilesBelow
 from common.config.registry import DATASET_REGISTRY
 
 # No other of Pillow's formats is opened, whatever the file's name: some start programs (EPS: Ghostscript).
@@ -48,7 +49,9 @@ class ImageFiles:
         size: list[int] | None = [32, 32],  # noqa: B006 - never changed; --list shows it as the default
         channels: Literal[1, 3, 4] = 3,
     ) -> None:
-        paths = sorted(path for path in (data_dir / folder).rglob("*") if path.suffix.lower() in self.suffixes)
+        below = FilesBelow(data_dir / folder)
+        below.warn()
+        paths = [path for path in below.files if path.suffix.lower() in self.suffixes]
         self.files: Sequence[Any] = paths
         self.size, self.channels = size, channels
         if not paths:

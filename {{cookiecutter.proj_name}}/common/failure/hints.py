@@ -1,4 +1,4 @@
-"""What to do about errors of the machine: its memory, its disks, its limits."""
+"""What to do about errors of the machine, its memory, disks and limits, and about a few of PyTorch."""
 
 import re
 import traceback
@@ -29,6 +29,9 @@ _HINTS = {
         "--num_workers, a smaller loader.prefetch or batch_size; --num_workers 0 shows an error of its own"
     ),
     "No space left on device": "the disk is full, or has no free inodes: see df -h and df -i",
+    "more than 1 value per channel when training": (
+        "batch norm cannot compute the variance of one sample: --loader.drop_last true, or another --batch_size"
+    ),
     "device-side assert|Target .* out of bounds": "label >= the number of classes? Rerun with CUDA_LAUNCH_BLOCKING=1",
 }
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from loguru import logger
 
-from common.base.process import EXIT_REQUEUE
+from common.base.process import EXIT_REQUEUE, drop_unread_output
 from common.distributed import LaterMax, Rank
 
 # Slurm sends one of these before the time limit, if requested (--signal); they have no other predefined meaning.
@@ -72,6 +72,8 @@ class StopSignals:
         # Under nohup, a lost terminal does not stop the run.
         numbers = [n for n in _STOP_SIGNALS if n != signal.SIGHUP or signal.getsignal(n) != signal.SIG_IGN]
         before = {n: signal.signal(n, self._note) for n in numbers} if is_main_thread() else {}
+        if not before:
+            logger.warning("training runs in a thread, which gets no signals: Ctrl-C and SIGTERM will not save first")
         self.signal = self.signal or max(_early, default=0)
         _early.clear()
         try:
@@ -88,8 +90,17 @@ class StopSignals:
         # Slurm's SIGTERM at the time limit follows its SIGUSR1, and must not downgrade a requeue request to a stop.
         elif self.signal not in _REQUEUE_SIGNALS or number == signal.SIGINT:
             if not self.signal:  # in another thread: the code that this interrupts may hold a lock of the log
-                _thread.start_new_thread(_announce, (number,))
+                _thread.start_new_thread(self._announce, (number,))
             self.signal, self._noted_at = number, time.monotonic()
+
+    def _announce(self, number: int) -> None:
+        if drop_unread_output():
+            self._noted_at = time.monotonic()  # what follows is no second Ctrl-C
+            for thread in threading.enumerate():  # writes that wait for a reader are tried again, into nothing
+                if thread.ident is not None:
+                    signal.pthread_kill(thread.ident, number)
+        again = "; press Ctrl-C again to exit at once" * (number == signal.SIGINT)
+        logger.warning("{}: stopping after this step, then saving{}", signal.Signals(number).name, again)
 
     def sync(self, save: bool) -> StopDecision:
         """Return whether any rank received a signal, or requests a save. Called once per step, by all ranks.
@@ -113,11 +124,6 @@ class StopSignals:
             self._exchange = LaterMax([self.signal, int(save and not decision.save), interval], self.rank)
             self._exchanged_at = now
         return decision
-
-
-def _announce(number: int) -> None:
-    again = "; press Ctrl-C again to exit at once" * (number == signal.SIGINT)
-    logger.warning("{}: stopping after this step, then saving{}", signal.Signals(number).name, again)
 
 
 def is_main_thread() -> bool:

@@ -11,7 +11,7 @@ from typing import Any
 from loguru import logger
 
 from common.base.errors import UserError
-from common.base.files import unused_path, write_text
+from common.base.files import unused_path, why_unwritten, write_text
 from common.config import dump
 from common.distributed import Rank
 from common.run.lock import FolderLock, is_held
@@ -112,7 +112,8 @@ def open_run(folder: RunPaths, values: Mapping[str, Any], attempt: dict[str, Any
         run_id = f"{folder.name}_{_first_start(folder)}"
         return OpenRun(folder, lock, attempt["attempt"], run_id, attempt, before, moved)
     except OSError as error:
-        raise UserError(f"{folder.root} cannot be written: {error}; choose another place: --dir.runs_dir") from error
+        why = why_unwritten(error, folder.root)
+        raise UserError(f"{folder.root} cannot be written: {why}; choose another place: --dir.runs_dir") from error
 
 
 def is_restart(folder: RunPaths, rank: Rank) -> bool:

@@ -53,7 +53,7 @@ def git_state(project: Path) -> GitState:
         state.dirty = bool(state.diff)
     except (OSError, subprocess.SubprocessError) as error:
         said = (getattr(error, "stderr", None) or b"").decode(errors="replace")
-        state.note = said.partition("\n")[0] or str(error)
+        state.note = " ".join(said.split()) or str(error)
     return state
 
 

@@ -1,5 +1,6 @@
 """Images in one folder per class."""
 
+import os
 import zlib
 from collections import Counter
 from collections.abc import Sequence
@@ -11,6 +12,7 @@ import torch
 from loguru import logger
 
 from common.base.errors import UserError
+from common.base.files import FilesBelow
 from common.config.registry import DATASET_REGISTRY
 from common.data.image_files_dataset import SUFFIXES, UNREADABLE, ImageFiles, read_image
 from common.data.shared_list import SharedList
@@ -32,7 +34,8 @@ class ImageFolderDataset:
         part: range of the hash, within 0..1: for example [0, 0.8] for train and [0.8, 1] for val.
         flip: mirror images at random, with probability 0.5 (for training).
         on_error: what to do about unreadable files: `raise` an error when one is read, or `skip` them: read every
-            file once at the start, leave out the unreadable ones, and log how many there are.
+            file once at the start, leave out the unreadable ones, and log how many there are. A broken link is an
+            unreadable file; a folder without permission is left out in both cases, with a warning.
     """
 
     def __init__(
@@ -59,7 +62,14 @@ class ImageFolderDataset:
         self.random = flip
         self.classes = class_folders(self.root, f"dataset.{mode}")
         self.samples: Sequence[tuple[str, int]]
-        self.samples, self.ignored = scan_images(self.root, self.classes, part)
+        below = FilesBelow(self.root)
+        if on_error == "raise" and "broken link" in below.left_out:
+            raise UserError(
+                f"dataset.{mode}: {below}; restore what the links point to (dvc pull, git annex get, mount), "
+                "or leave them out with on_error: skip"
+            )
+        below.warn()
+        self.samples, self.ignored = sort_images(below, self.classes, part)
         if on_error == "skip":
             self._drop_unreadable()
         self.targets = np.array([label for _, label in self.samples], dtype=np.int64)  # the class of each image
@@ -116,23 +126,24 @@ def class_folders(root: Path, where: str) -> tuple[str, ...]:
     return classes
 
 
-def scan_images(
-    root: Path, classes: Sequence[str], part: list[float]
+def sort_images(
+    below: FilesBelow, classes: Sequence[str], part: list[float]
 ) -> tuple[list[tuple[str, int]], dict[str, Counter[str]]]:
-    """List the images below `root/<class>/` whose hash is within `part`, as (path, number of the class).
+    """List the images in the folders of the classes whose hash is within `part`, as (path, number of the class).
 
     Also returns, per class, the number of other files by suffix, of any part.
     """
     samples, ignored = [], {name: Counter[str]() for name in classes}
-    for label, name in enumerate(classes):
-        for path in sorted((root / name).rglob("*")):
-            hidden = any(part.startswith(".") for part in path.relative_to(root).parts)
-            if hidden or not path.is_file():
-                continue
-            if path.suffix.lower() not in SUFFIXES:
-                ignored[name][path.suffix] += 1
-                continue
-            fraction = zlib.crc32(path.relative_to(root).as_posix().encode()) / 2**32
-            if part[0] <= fraction < part[1]:
-                samples.append((str(path), label))
+    labels = {name: label for label, name in enumerate(classes)}
+    for path in below.files:
+        relative = path.relative_to(below.root)
+        name = relative.parts[0]
+        if len(relative.parts) == 1:  # beside the classes
+            continue
+        if path.suffix.lower() not in SUFFIXES:
+            ignored[name][path.suffix] += 1
+            continue
+        fraction = zlib.crc32(os.fsencode(relative)) / 2**32
+        if part[0] <= fraction < part[1]:
+            samples.append((str(path), labels[name]))
     return samples, ignored

@@ -96,8 +96,8 @@ CASES: list[tuple[list[str], int, list[str]]] = [
     (data("double", "val"), 1, ["image float64", "not have the dtype of the weights (float32)"]),
     (data("label 10", "val"), 2, ["in sample 7 of dataset.val: the model gives 10 classes, so labels must be 0 to 9"]),
     (data("label 10", "train"), 2, ["in sample 7 of dataset.train: the model gives 10 classes"]),
-    (data("size", "val"), 1, ["give all samples the same size"]),
-    (data("nothing", "val"), 1, ["does the dataset's __getitem__ return a sample?"]),
+    (data("size", "val"), 2, ["image of sample 7", "need the same entries and shapes"]),
+    (data("nothing", "val"), 2, ["sample 0 of WrongDigits is None"]),
 ]  # fmt: skip
 
 
@@ -118,8 +118,8 @@ def test_errors_that_a_worker_reports(runs: Runs) -> None:
     """Samples that a worker could not join; and the message is the last of the output."""
     words = runs.words(*data("size", "train"), "--num_workers", "1", "--dataset.eval", "null")
     done = run([sys.executable, "train.py", *words])
-    assert done.returncode == 1
-    assert "give all samples the same size" in done.stderr
+    assert done.returncode == 2
+    assert "need the same entries and shapes" in done.stderr
     assert "killed by signal" not in done.stderr
 
 

@@ -1,8 +1,13 @@
 """Machines as people have them: closed streams, small limits, no home, other encodings, quotas."""
 
+import fcntl
 import os
+import signal
 import subprocess
 import sys
+import termios
+import time
+from array import array
 from pathlib import Path
 
 import pytest
@@ -13,14 +18,17 @@ from common.base.process import _cpu_quotas
 from common.distributed import Rank
 from common.failure.report import describe
 from common.monitor import fonts
-from tests.conftest import ENVIRONMENT, PROJECT, Runs, run
+from tests.conftest import ENVIRONMENT, PROJECT, ErrorOf, Runs, run
 
 SHORT = ["--progress.epoch", "1", "--progress.max_steps", "2"]
 
 
-def shell(script: str, *words: str, **variables: str) -> subprocess.CompletedProcess[str]:
+F_SETPIPE_SZ = 1031  # of fcntl(2), on Linux
+
+
+def shell(script: str, *words: str, cwd: Path = PROJECT) -> subprocess.CompletedProcess[str]:
     """Run a shell script; its arguments are `words`."""
-    return run(["bash", "-c", script, "bash", *words], env={**ENVIRONMENT, **variables})
+    return run(["bash", "-c", script, "bash", *words], cwd=cwd)
 
 
 @pytest.fixture(scope="module")
@@ -127,3 +135,55 @@ def test_limits_of_a_machine(runs: Runs, limit: str) -> None:
 )
 def test_errors_of_a_machine_have_a_hint(error: Exception, remedy: str) -> None:
     assert remedy in describe(error, Rank()).hint
+
+
+def test_a_folder_that_links_nowhere(tmp_path: Path, error_of: ErrorOf) -> None:
+    """The disk behind it may not be mounted."""
+    (tmp_path / "experiments").symlink_to("/nowhere/runs")
+    text = error_of("--dir.runs_dir", str(tmp_path / "experiments"))
+    assert f"{tmp_path / 'experiments'} links to /nowhere/runs, which does not exist" in text
+
+
+def test_a_disk_without_inodes(runs: Runs, tmp_path: Path) -> None:
+    """It has free bytes, so `df` alone would not say."""
+    script = f'mount -t tmpfs -o nr_inodes=2 tmpfs "$1"; \'{sys.executable}\' train.py "${{@:2}}"'
+    words = runs.words("--dir.runs_dir", str(tmp_path / "disk" / "runs"))
+    (tmp_path / "disk").mkdir()
+    done = run(["unshare", "-rm", "bash", "-c", script, "bash", str(tmp_path / "disk"), *words])
+    assert "cannot be written" in done.stderr
+    assert "no free inodes: see df -i" in done.stderr
+
+
+def test_a_folder_that_was_deleted(tmp_path: Path) -> None:
+    done = shell(f'rmdir "$1"; "{sys.executable}" "{PROJECT}/train.py" --help', str(tmp_path), cwd=tmp_path)
+    assert done.returncode == 2 and "the working folder no longer exists" in done.stderr
+
+
+@pytest.mark.parametrize("flag", ["-P", "-I"])
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="Python 3.10 has no -P")
+def test_python_that_leaves_out_the_folder_of_the_script(flag: str) -> None:
+    environment = {name: value for name, value in ENVIRONMENT.items() if name != "PYTHONPATH"}
+    for program in ("train.py", "evaluate.py", "predict.py"):
+        assert run([sys.executable, flag, program, "--help"], env=environment).returncode == 0
+
+
+def test_a_terminal_that_nobody_reads(runs: Runs) -> None:
+    """A full pipe keeps a run from writing; SIGTERM still saves and ends it."""
+    words = runs.words("--progress.epoch", "1000", "--progress.log_every", "1")
+    reader, writer = os.pipe()
+    fcntl.fcntl(writer, F_SETPIPE_SZ, 4096)
+    command = [sys.executable, "train.py", *words]
+    with subprocess.Popen(command, cwd=PROJECT, env=ENVIRONMENT, stdout=writer, stderr=writer) as process:
+        os.close(writer)
+        text = b""
+        while b"| loss " not in text:
+            text += os.read(reader, 4096)
+        waiting = array("i", [0])
+        while waiting[0] < 4096 - 300:  # bytes in the pipe: the next line does not fit
+            fcntl.ioctl(reader, termios.FIONREAD, waiting)
+            time.sleep(0.05)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 128 + signal.SIGTERM
+    os.close(reader)
+    assert (runs.root / "run" / "checkpoints" / "latest.pt").exists()
+    assert "stopping after this step" in (runs.root / "run" / "train.log").read_text()

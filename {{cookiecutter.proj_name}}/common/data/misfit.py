@@ -1,0 +1,43 @@
+"""Why samples do not make a batch: which sample lacks what the others have."""
+
+from collections.abc import Mapping, Sequence
+from numbers import Number
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+
+def misfit(values: Sequence[Any], names: Sequence[str]) -> str:
+    """Name the first sample that does not fit to the first one; "" if all fit.
+
+    Args:
+        values: the samples, or the same entry of each.
+        names: of the values, such as `sample 7` or `label of sample 7`.
+    """
+    first, shape = values[0], _shape(values[0])
+    for value, name in zip(values, names, strict=True):
+        if value is None:
+            return f"{name} is None"
+        if _shape(value) != shape:
+            return f"{name} is {_shape(value)}, but {names[0]} is {shape}"
+        if isinstance(first, Mapping) and first.keys() != value.keys():
+            key = sorted(first.keys() ^ value.keys(), key=str)[0]
+            has, lacks = (names[0], name) if key in first else (name, names[0])
+            return f"{lacks} has no {key!r}, but {has} has"
+    if isinstance(first, (Tensor, np.ndarray, Number, str)):
+        return ""
+    if not isinstance(first, (Mapping, list, tuple)):
+        return f"{names[0]} is {shape}, but a batch is made of tensors, arrays, numbers and text"
+    entries = first if isinstance(first, Mapping) else range(len(first))
+    found = (misfit([value[key] for value in values], [f"{key} of {name}" for name in names]) for key in entries)
+    return next(filter(None, found), "")
+
+
+def _shape(value: Any) -> str:
+    """Describe what a batch needs to be the same in all samples."""
+    if isinstance(value, (Tensor, np.ndarray)):
+        return f"of shape {tuple(value.shape)}"
+    if isinstance(value, (list, tuple)):
+        return f"a {type(value).__name__} of {len(value)}"
+    return "a number" if isinstance(value, Number) else f"a {type(value).__name__}"

@@ -1,0 +1,167 @@
+"""Samples, models and folders that a run cannot use as they are: said before the first step."""
+
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from loguru import logger
+from torch import Tensor, nn
+
+from common.base.errors import UserError
+from common.base.files import FilesBelow
+from common.build import warn_of_single_samples
+from common.data.image_files_dataset import ImageFiles
+from common.data.order import EpochOrder
+from common.data.plan import EpochPlan
+from common.progress import Position
+from library.data.image_folder_dataset import ImageFolderDataset
+from tests.conftest import ErrorOf, Runs
+from tests.parts import images as make_images
+from tests.samples import Digits
+
+
+class Unfit(Digits):
+    """Digits of which some do not fit to the others."""
+
+    def __init__(self, data_dir: Path, mode: str, how: str) -> None:
+        super().__init__(data_dir, mode)
+        self.how = how
+
+    def __getitem__(self, index: int) -> Any:
+        sample = super().__getitem__(index)
+        if index % 4 != 1:
+            return sample
+        image, label = sample["image"], sample["label"]
+        changed = {
+            "none": None,
+            "empty": {"image": image, "label": None},
+            "lacks": {"image": image},
+            "size": {"image": torch.zeros(1, 9, 8), "label": label},
+            "text": {"image": image, "label": "three"},
+            "tuple": (image, label),
+        }
+        return changed[self.how]
+
+
+class Lazy(nn.Module):
+    """A model whose first layer has no shape yet."""
+
+    def __init__(self, shaped: bool) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Flatten(), nn.LazyLinear(10))
+        if shaped:
+            self.layers(torch.zeros(1, 1, 8, 8))
+
+    def forward(self, image: Tensor) -> Tensor:
+        return self.layers(image)
+
+
+@pytest.mark.parametrize("workers", ["0", "1"])
+@pytest.mark.parametrize(
+    ("how", "message"),
+    [
+        ("none", r"sample \d+ of Unfit is None"),
+        ("empty", r"label of sample \d+ of Unfit is None"),
+        ("lacks", r"sample \d+ of Unfit has no 'label', but sample \d+ of Unfit has"),
+        ("size", r"image of sample \d+ of Unfit is of shape .*, but image of sample \d+ of Unfit is of shape"),
+        ("text", r"label of sample \d+ of Unfit is a "),
+        ("tuple", r"sample \d+ of Unfit is a "),
+    ],
+)
+def test_samples_that_make_no_batch(error_of: ErrorOf, how: str, message: str, workers: str) -> None:
+    """The sample is named, and the entry."""
+    section = f"{{$REPLACE: true, type: tests.data.test_unfit.Unfit, how: {how}}}"
+    words = ["--dataset.train", section, "--loader.order", "{type: sequential}", "--num_workers", workers]
+    assert re.search(message, error_of(*words))
+
+
+def test_a_model_without_shapes(runs: Runs, error_of: ErrorOf) -> None:
+    """Refused by name; a model that was called once is trained."""
+    name = "tests.data.test_unfit.Lazy"
+    text = error_of("--model", f"{{$REPLACE: true, type: {name}, shaped: false}}")
+    assert "layers.1.weight, layers.1.bias: lazy modules have no shape yet" in text
+    runs.train("--model", f"{{$REPLACE: true, type: {name}, shaped: true}}", "--progress.max_steps", "1")
+
+
+@pytest.mark.parametrize("in_blocks", [False, True])
+@pytest.mark.parametrize("size", [1, 2, 5, 16, 17, 24, 25, 31, 33, 40])
+def test_the_last_micro_batches(size: int, in_blocks: bool) -> None:
+    """As they are made: of each process, in an epoch's last step."""
+    order = EpochOrder({"type": "sequential"}, range(size), 0)
+    plans = [
+        EpochPlan(order, batch_size=4, accumulate=2, rank=rank, world_size=2, in_blocks=in_blocks) for rank in range(2)
+    ]
+    at = Position(0, 0, (plans[0].steps_per_epoch - 1) * 16, size)
+    last = [list(plan.global_batches(at))[-1].sizes for plan in plans]
+    assert plans[0].last_sizes() == [next((size for size in reversed(sizes) if size), 0) for sizes in last]
+
+
+@pytest.mark.parametrize(
+    ("size", "drop_last", "norm", "warns"),
+    [(33, False, True, True), (33, True, True, False), (33, False, False, False), (34, False, True, False)],
+)
+def test_a_last_batch_of_one_sample(size: int, drop_last: bool, norm: bool, warns: bool) -> None:
+    """Batch norm cannot compute a variance of it."""
+    order = EpochOrder({"type": "sequential"}, range(size), 0)
+    lines: list[str] = []
+    number = logger.add(lines.append, format="{message}")
+    task: Any = nn.Sequential(nn.BatchNorm1d(4) if norm else nn.LayerNorm(4))
+    warn_of_single_samples(task, EpochPlan(order, batch_size=16, drop_last=drop_last))
+    logger.remove(number)
+    assert bool(lines) == warns and all("drop_last true" in line for line in lines)
+
+
+@pytest.fixture
+def images(tmp_path: Path) -> Path:
+    """Two classes with two images each, and links: a broken one, one to a folder of more images, and one to itself."""
+    make_images(tmp_path / "d", {"cat": 2, "dog": 2})
+    make_images(tmp_path, {"more": 1})
+    (tmp_path / "d" / "cat" / "more").symlink_to(tmp_path / "more")
+    (tmp_path / "more" / "up").symlink_to(tmp_path / "d")
+    return tmp_path / "d"
+
+
+def test_linked_folders_are_read(images: Path) -> None:
+    """Once: a link to a folder above is left out, and said."""
+    below = FilesBelow(images)
+    names = [str(path.relative_to(images)) for path in below.files]
+    assert names == ["cat/0.png", "cat/1.png", "cat/more/0.png", "dog/0.png", "dog/1.png"]
+    assert "1 link to a folder above it; the first: " in str(below)
+    assert len(ImageFiles(images.parent, "val", "d")) == 5
+
+
+def test_broken_links(images: Path) -> None:
+    """An error, unless they may be skipped; never silent."""
+    (images / "dog" / "a.png").symlink_to("/nowhere/a.png")
+    (images / "dog" / "b.png").symlink_to("/nowhere/b.png")
+    with pytest.raises(UserError, match=r"left out: .*2 broken links.*dvc pull.*on_error: skip"):
+        ImageFolderDataset(images.parent, "train", "d")
+    lines: list[str] = []
+    number = logger.add(lines.append, format="{message}")
+    data = ImageFolderDataset(images.parent, "train", "d", on_error="skip")
+    logger.remove(number)
+    assert len(data) == 5 and "2 broken links" in lines[0]
+
+
+def test_folders_without_permission(images: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Named in one warning. Root may read all, so the system's answer is replaced."""
+    scan = os.scandir
+
+    def scandir(folder: Path) -> Any:
+        if Path(folder).name == "dog":
+            raise PermissionError(13, "Permission denied", str(folder))
+        return scan(folder)
+
+    monkeypatch.setattr(os, "scandir", scandir)
+    assert "1 unreadable folder" in str(FilesBelow(images))
+
+
+def test_names_that_are_not_utf8(tmp_path: Path) -> None:
+    """Files keep the names that a camera or an archive gave them."""
+    for file in make_images(tmp_path / "d", {"cat": 1, "dog": 1}).rglob("*.png"):
+        file.rename(file.with_name(os.fsdecode(b"caf\xe9.png")))
+    data = ImageFolderDataset(tmp_path, "train", "d")
+    assert [data[number]["label"] for number in range(2)] == [0, 1]
