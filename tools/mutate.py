@@ -200,15 +200,22 @@ def main() -> int:
     if given.check or given.drop:
         return 0
     fitting = [fault for fault in some if fault not in gone]
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     caught = 0
     with (
         tempfile.TemporaryDirectory(prefix="mutate-", ignore_cleanup_errors=True) as scratch,
         ThreadPoolExecutor(given.jobs) as pool,
     ):
         results = pool.map(lambda fault: outcome(fault, Path(scratch)), fitting)
-        for fault, result in zip(fitting, results, strict=True):
-            caught += result == "caught"
-            print(f"{result:9} {fault.fault}  ({fault.code}, {fault.test})", flush=True)
+        try:
+            for fault, result in zip(fitting, results, strict=True):
+                caught += result == "caught"
+                print(f"{result:9} {fault.fault}  ({fault.code}, {fault.test})", flush=True)
+        except KeyboardInterrupt:
+            pool.shutdown(wait=False, cancel_futures=True)
+            for root in Path(scratch).iterdir():
+                end_all(root)
+            raise
     print(f"{caught} of {len(fitting)} faults are caught by the test that is named for them")
     return int(caught < len(fitting))
 
