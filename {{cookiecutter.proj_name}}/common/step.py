@@ -1,5 +1,6 @@
 """One optimizer step of a task: forward, loss, backward, clip, optimizer. Inactive features are left out."""
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from copy import deepcopy
@@ -14,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.optim import Optimizer
 
 from common.base.errors import UserError
-from common.checkpoint.finite import LossCheck, StepGuard
+from common.checkpoint.finite import LossCheck, ScaledSteps, StepGuard
 from common.data.loader import Step
 from common.distributed import Rank, SharedBuffers, sum_over_ranks
 from common.distributed.buffers import buffers_unchanged
@@ -61,6 +62,7 @@ class OptimizerStep:
     Args:
         check: raises an error for a loss that is not finite; or judges whole updates, by `optim.bad_steps`.
         sample: reads a batch to try an update on; None: the update is tried on its first training batch.
+        scaled: counts the steps that loss scaling skips.
 
     Attributes:
         updates: the prepared updates by name; an update that was not due yet is missing.
@@ -81,20 +83,23 @@ class OptimizerStep:
         check: LossCheck | StepGuard | None,
         rank: Rank,
         sample: Callable[[], Any] | None,
+        scaled: ScaledSteps,
     ) -> None:
         self.task, self.strategy, self.optimizer, self.rank = task, strategy, optimizer, rank
         self.precision, self.scaler = strategy.precision, strategy.precision.scaler
-        self.meter, self.check, self.sample = meter, check, sample
+        self.meter, self.check, self.sample, self.scaled = meter, check, sample, scaled
         self.clip = clip if clip.is_active else None
         self.grad_norm: Tensor | None = None
         self.needs_closure = needs_closure(optimizer)  # such as LBFGS
         self.guard = check if isinstance(check, StepGuard) else None
+        self.losses = check if isinstance(check, LossCheck) else None
         if self.guard is not None and self.needs_closure:
             raise UserError(f"optim.bad_steps: {type(optimizer).__name__} changes weights before a step can be judged")
         # Methods that a task does not override are not called in the loop.
         self.rate = None if type(task).rate is Task.rate else task.rate
         self.count = None if type(task).count is Task.count else task.count
         self.after_step = None if type(task).after_step is Task.after_step else task.after_step
+        self.autocast = self.precision.autocast if self.precision.mode in ("bf16", "fp16") else nullcontext
         self.cast = strategy.precision.cast_batch if strategy.precision.mode == "fp64" else None
         self.parameters = [parameter for parameter in task.parameters() if parameter.requires_grad]
         buffers = SharedBuffers(task, rank)
@@ -120,18 +125,23 @@ class OptimizerStep:
                 if self.guard is not None:
                     self.guard.begin()
                 self.gradients(update, step, weights, at)
-                if self.guard is not None and self.guard.refuses(update.name, self.norm(), at):
+                scale_helps = partial(self.scale_helps, update, step, weights, at)
+                if self.guard is not None and self.guard.refuses(update.name, self.norm(), at, scale_helps):
                     taken = False
                     if self.buffers is not None and self.guard.config.action == "rewind":
                         self.buffers.begin()  # as they were at the checkpoint
                 elif self.scaler is None:
                     self.optimizer.step()
-                else:
-                    taken &= self.precision.step(self.optimizer)
+                elif not self.precision.step(self.optimizer):
+                    taken = False
+                    if self.losses is not None and not scale_helps():
+                        raise self.losses.bad_gradient(at, update.name, math.nan)
         if self.buffers is not None:
             self.buffers.finish(taken=taken)
         if self.guard is not None and taken:
             self.guard.taken()
+        if self.scaler is not None:
+            self.scaled.add(at.step + 1, taken=taken)
         if taken and self.after_step is not None:
             self.after_step()
         return taken
@@ -148,7 +158,7 @@ class OptimizerStep:
             is_part = last or not sizes[number] or self.in_parts
             with self._part(update, number == last, sizes[number]) if is_part else _NOTHING:
                 batch = self.task.prepare_batch(batch if self.cast is None else self.cast(batch), self.rank.device)
-                with self.precision.autocast():
+                with self.autocast():
                     losses = update.forward(update.name, batch)
                 loss = losses["loss"] if "loss" in losses else self._refuse(update)
                 if self.check is not None and count:
@@ -170,7 +180,27 @@ class OptimizerStep:
             self.scaler.unscale_(self.optimizer)
         if self.clip is not None:
             self.grad_norm = self.clip(update.trained)
+        if self.losses is not None and self.scaler is None:
+            norm = gradient_norm(update.trained, here=True) if self.grad_norm is None else self.grad_norm
+            if not norm.is_cpu or not math.isfinite(norm.item()):
+                self.losses.gradient(at, update.name, norm)
         return total
+
+    def scale_helps(self, update: TaskUpdate, step: Step, weights: Sequence[tuple[float, int]], at: Position) -> bool:
+        """Return whether gradients that are NaN with a scaled loss (fp16) are not NaN without the scale.
+
+        An overflow often ends as NaN too, so they are computed again. Every process must call this.
+        """
+        if not self.norm().isnan():
+            return True
+        kept = self.meter, self.scaler, self.check, self.losses, self.grad_norm
+        self.meter, self.scaler, self.check, self.losses = Meter(), None, None, None
+        try:
+            with random_state_unchanged(self.rank.device), buffers_unchanged(self.task):
+                self.gradients(update, step, weights, at)
+                return not bool(gradient_norm(update.trained).isnan())
+        finally:
+            self.meter, self.scaler, self.check, self.losses, self.grad_norm = kept
 
     def _refuse(self, update: TaskUpdate) -> Tensor:
         kind = type(self.task).__name__

@@ -11,7 +11,7 @@ from pydantic_core import to_jsonable_python
 from common.base.context import error_context
 from common.base.files import warn_on_oserror
 from common.checkpoint.fingerprint import changes, fingerprint
-from common.checkpoint.finite import are_finite, bad_loss, not_finite, step_check
+from common.checkpoint.finite import LossCheck, ScaledSteps, are_finite, bad_loss, not_finite, step_check
 from common.checkpoint.folder import CheckpointFolder
 from common.checkpoint.guarantee import accept_changes
 from common.checkpoint.layout import Layout, check_extra_state
@@ -63,6 +63,7 @@ class Trainer:
         keep_every = Interval.parse(config.checkpoint.keep_every, "step").in_steps(steps_per_epoch)
         folder = CheckpointFolder(self.paths.checkpoints, config.checkpoint.keep, keep_every)
         self.saver = Saver(folder, config.checkpoint, self.rank)
+        self.scaled = ScaledSteps(precision, self.saver)
         self.progress = TrainState(Position(epoch_size=self.stream.epoch_size))
         stages = {"stages": self.stages} if config.stages else {}
         self.read = read_data(parts.deciding_data()) if self.rank.is_main else {}
@@ -112,7 +113,15 @@ class Trainer:
         sample = partial(self.stream.sample_batch, full=full) if self.stream.is_indexed else None
         kind = partial(FixedStep, config, self.state.about["seed"]) if is_fixed else OptimizerStep
         self.optimizer_step = kind(
-            self.task, self.strategy, self.optimizer, Clip(config.optim), self.monitor.meter, check, self.rank, sample
+            self.task,
+            self.strategy,
+            self.optimizer,
+            Clip(config.optim),
+            self.monitor.meter,
+            check,
+            self.rank,
+            sample,
+            self.scaled,
         )
 
     def next_stage(self) -> None:
@@ -193,14 +202,19 @@ class Trainer:
         self.saver.check()
         metrics = self.evaluator.metrics(step) if self.config.progress.train_metric else {}
         norm, seconds = self.optimizer_step.norm(), self.optimizer_step.own_seconds()
-        self.monitor.train(self.at, self.optimizer, norm, metrics, seconds)
+        self.monitor.train(self.at, self.optimizer, norm, metrics, seconds, self.scaled.read())
         if type(self.task).inspect is not Task.inspect:
             self.evaluator.inspect(Show(self.monitor.recorder, self.at.step))
         if self.config.debug.debug_mode:
             log_gradients(self.task, every=self.config.debug.print_all_grad)
 
     def check_losses(self) -> None:
-        """Raise an error if a loss of this process was NaN or infinite; this ends all. Every process must call this."""
+        """Raise an error if a loss or a gradient of this process was NaN or infinite; this ends all.
+
+        Every process must call this.
+        """
+        if isinstance(self.optimizer_step.check, LossCheck):
+            self.optimizer_step.check.finish()
         if self.monitor.meter.first_bad_step() and (bad := self.monitor.meter.bad_here):
             raise bad_loss(bad[0], self.stream, self.saver, self.rank, bad[1])
 
@@ -285,6 +299,8 @@ class Trainer:
         """Save if needed and close the loaders. Returns how training ended."""
         if self.saver.saved_step != self.at.step:
             self.save()
+        if self.scaled.total:
+            logger.info("fp16: {} steps were skipped, since their gradients were not finite", self.scaled.total)
         self.saver.finish(lambda: self.progress.signal or self.stop_signals.signal)
         for data in self.parts.data:
             data.close()

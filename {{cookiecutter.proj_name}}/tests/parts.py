@@ -93,17 +93,18 @@ class NotANumber:
 
 
 class NanGradient:
-    """A loss that stays finite at a chosen step, while its gradient does not."""
+    """A loss that stays finite at a chosen call, or `always` from it on, while its gradient does not."""
 
-    def __init__(self, at: int) -> None:
-        self.at = at
+    def __init__(self, at: int, always: bool = False) -> None:
+        self.at, self.always = at, always
         self.calls = 0
 
     def __call__(self, output: dict[str, Tensor], batch: dict[str, Tensor]) -> Tensor:
         self.calls += torch.is_grad_enabled()
         loss = nn.functional.cross_entropy(output["logits"], batch["label"])
         # The square root of 0 is 0, and its slope infinite.
-        return loss + (output["logits"].sum() * 0).sqrt() if self.calls == self.at else loss
+        is_bad = self.calls == self.at or (self.always and self.calls > self.at)
+        return loss + (output["logits"].sum() * 0).sqrt() if is_bad else loss
 
 
 class Signalled:

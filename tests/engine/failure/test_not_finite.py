@@ -1,17 +1,22 @@
 """A loss that is not finite ends the run before the optimizer uses it: on one process and on several."""
 
 import math
+import os
 import re
+from collections.abc import Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
 
 import pytest
 import torch
+from torch import nn
 
 from common.checkpoint import finite
+from common.progress import Position
 from common.trainer import Trainer
-from tests.conftest import Runs, load
+from tests.conftest import Runs, load, metrics
+from tests.parts import NanGradient
 from tests.ranks import start_ranks
 from tests.samples import Classification
 
@@ -51,6 +56,121 @@ def test_no_step_is_taken_with_it(runs: Runs, words: list[str], step: int) -> No
     assert len(weights) == step
     assert all(torch.equal(value, before[name]) for name, value in last.items())
     assert all(value.isfinite().all() for value in last.values())
+
+
+STEEP = "{$REPLACE: true, ce: {type: tests.parts.NanGradient, at: 5, always: true}}"
+
+
+class Turns(Classification):
+    """Two updates in each step."""
+
+    def updates(self) -> Sequence[str]:
+        return "body", "head"
+
+    def trained_by(self, update: str) -> Iterator[nn.Parameter]:
+        return (p for name, p in self.model.named_parameters() if name.startswith("head") == (update == "head"))
+
+    def update(self, name: str, batch: Any) -> Any:
+        return self.losses(self.output(batch), batch)
+
+
+@pytest.mark.parametrize(
+    ("words", "step", "named"),
+    [
+        ([], 5, "the gradient of step 5, of"),
+        (["--optim.accumulate", "2", "--batch_size", "16"], 3, "the gradient of step 3, of"),
+        (["--optim.clip_gradients", "1"], 5, "the gradient of step 5, of"),
+        (["--precision.mode", "bf16"], 5, "the gradient of step 5, of"),
+        (["--precision.mode", "fp16"], 5, "the gradient of step 5, of"),
+        (["--precision.mode", "fp16", "--optim.clip_gradients", "1"], 5, "the gradient of step 5, of"),
+        (["--task.type", f"{__name__}.Turns"], 3, "the gradient of update body of step 3, of"),
+        (
+            ["--optim.optim_type", "LBFGS", "--optim.weight_decay", "0", "--optim.args", "{max_iter: 2}"],
+            3,
+            "the gradient of step 3, of",
+        ),
+    ],
+    ids=["plain", "accumulated", "clipped", "bf16", "fp16", "fp16-clipped", "updates", "closure"],
+)
+def test_a_gradient_that_is_not_finite(runs: Runs, words: list[str], step: int, named: str) -> None:
+    """Ends the run at its own step, though every loss is finite; in fp16 too, where no scale can help."""
+    assert runs.fail("--loss", STEEP, *UNSEEN, *words, "--plugins", f"[{__name__}:remember]") == 2
+    text = (runs.root / "run" / "train.log").read_text()
+    assert re.search(named + r" train samples (\d+, ){8}\.\.\. \(32 in all\), has the norm nan, though its loss", text)
+    *_, before, last = weights
+    assert len(weights) == step
+    if "--task.type" not in words:
+        assert all(torch.equal(value, before[name]) for name, value in last.items())
+
+
+@pytest.mark.slow
+def test_a_gradient_on_two_ranks(runs: Runs) -> None:
+    """It is the sum of both, so the samples of both are named."""
+    loss = f"{{$REPLACE: true, ce: {{type: {__name__}.SteepOnRank1, at: 7}}}}"
+    ended = start_ranks(runs.root, 2, runs.words("--loss", loss, *UNSEEN))
+    assert 2 in ended.codes
+    assert re.search(r"the gradient of step [45], of train samples (\d+, ){8}\.\.\. \(64 in all\)", ended.texts[0])
+
+
+class SteepOnRank1(NanGradient):
+    def __call__(self, output: Any, batch: Any) -> torch.Tensor:
+        self.always = os.environ.get("RANK") == "1"
+        self.calls = min(self.calls, self.at - 2 if not self.always else self.calls)
+        return super().__call__(output, batch)
+
+
+def test_a_gradient_that_overflows_in_fp16(runs: Runs) -> None:
+    """Its step is skipped, counted in the line, in the record and at the end; the same without the scale is finite."""
+    loss = "{$REPLACE: true, ce: {type: tests.parts.NanGradient, at: 3}}"
+    folder = runs.train("--loss", loss, "--precision.mode", "fp16", "--optim.clip_gradients", "1")
+    text = (folder / "train.log").read_text()
+    assert re.search(r"step  4/10 .* \| skipped 1 of 2 \|", text) and text.count("skipped 1 of") == 1
+    assert [entry["values"].get("skipped", 0) for entry in metrics(folder, "train")] == [0, 1, 0, 0, 0]
+    assert "fp16: 1 steps were skipped" in text
+
+
+def test_in_fp16_a_bad_step_that_no_scale_helps(runs: Runs) -> None:
+    """It is the policy's, as in fp32."""
+    words = ["--optim.bad_steps", "{action: skip, limit: 2}", "--precision.mode", "fp16"]
+    assert runs.fail("--loss", STEEP, *words) == 2
+    assert [entry["why"] for entry in metrics(runs.root / "run", "skipped")] == ["its gradient norm is nan"] * 2
+    assert "step 7 is bad, as were 2 before it" in (runs.root / "run" / "train.log").read_text()
+
+
+class Scale:
+    """A precision whose scale halves with every step, or stays."""
+
+    def __init__(self, first: float, factor: float) -> None:
+        self.value, self.factor = first, factor
+
+    def scale(self) -> float:
+        self.value *= self.factor
+        return self.value
+
+
+@pytest.mark.parametrize(
+    ("first", "factor", "taken", "warned", "ended"),
+    [
+        (2.0**16, 0.5, 0, 10, 17),  # no step yet: the scale is still sought
+        (2.0**16, 0.5, 1, 5, 17),
+        (2.0**30, 0.5, 1, 5, 20),
+        (1.0, 0.5, 1, 0, 1),
+    ],
+)
+def test_steps_that_are_skipped_for_ever(
+    monkeypatch: pytest.MonkeyPatch, first: float, factor: float, taken: int, warned: int, ended: int
+) -> None:
+    said: list[int] = []
+    scaled = finite.ScaledSteps(Scale(first, factor), Mock())  # type: ignore[arg-type]
+    monkeypatch.setattr(finite.logger, "warning", lambda *_: said.append(scaled.skipped))
+
+    def steps() -> None:
+        for step in range(100):
+            scaled.add(step + 1, taken=step < taken)
+
+    with pytest.raises(finite.TrainingError, match=f"the last {ended} steps, to step {taken + ended}, are not finite"):
+        steps()
+    assert said == [warned] * (warned > 0)
 
 
 class Logging(Classification):
@@ -98,7 +218,7 @@ def taken(trainer: Trainer) -> None:
 
 def unchecked(trainer: Trainer) -> None:
     """A plug-in: no batch's own loss is looked at, as for the last one before a save on a GPU."""
-    trainer.optimizer_step.check = None
+    trainer.optimizer_step.check = trainer.optimizer_step.losses = None
 
 
 @pytest.mark.slow
@@ -130,3 +250,21 @@ def test_a_gpu_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(waited) == 1
     with pytest.raises(ArithmeticError, match="step 2"):
         check(3, torch.tensor(1.0).as_subclass(OnGpu))
+
+
+def test_a_gradient_on_a_gpu_comes_before_the_loss_that_follows_from_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    waited: list[int] = []
+    event = SimpleNamespace(record=lambda: None, synchronize=lambda: waited.append(1))
+    monkeypatch.setattr(torch.cuda, "Event", lambda: event)
+    monkeypatch.setattr(finite, "bad_loss", lambda step, *_: ArithmeticError(f"loss of step {step}"))
+    monkeypatch.setattr(finite, "not_finite", lambda what, _: ArithmeticError(what))
+    stream = SimpleNamespace(samples=lambda at, everywhere: [[3, 1], [2]])
+    check = finite.LossCheck(stream, Mock(), Mock())  # type: ignore[arg-type]
+    for step, value in ((1, 1.0), (2, math.nan)):
+        check(step, torch.tensor(value).as_subclass(OnGpu))
+        check.gradient(Position(step - 1), "all", torch.tensor(math.nan).as_subclass(OnGpu))
+    assert len(waited) == 1  # as without gradients
+    with pytest.raises(ArithmeticError, match=r"the gradient of step 1, of train samples 1, 2, 3, has the norm nan"):
+        check(3, torch.tensor(1.0).as_subclass(OnGpu))
+    with pytest.raises(ArithmeticError, match="the gradient of step 2"):
+        check.finish()

@@ -1,7 +1,7 @@
 """Infinities and NaNs, found before they reach a checkpoint; and steps that are skipped because of them."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,9 +19,12 @@ from common.distributed.buffers import keep_buffers
 from common.distributed.sharded import local
 from common.failure.program import TrainingError
 from common.optim import BadStepsConfig
+from common.optim.precision import Precision
 from common.progress import Position
 
 _LEAST, _MOST = 20, 100  # steps that a spike is compared with
+# Steps that fp16 skips in a row: a warning, or while the first scale is sought (from 65,536 down); the end of the run.
+_WARNED, _SEARCH, _ENDED = 5, 10, 20
 _REWOUND = ("optimizer", "ema", "precision")
 
 
@@ -35,16 +38,17 @@ def are_finite(tensors: Sequence[Tensor]) -> bool:
 
 
 class LossCheck:
-    """Ends the run before the optimizer uses a loss of this process that is not finite.
+    """Ends the run before the optimizer uses a loss or a gradient of this process that is not finite.
 
-    On the CPU that is before the backward pass, which no other process can then finish. It does not wait for a GPU: the
-    value is copied while the GPU continues, and checked in the next batch. So at most one step is taken with it, and
-    that is never saved, see `Trainer.check_losses`.
+    On the CPU a loss is checked before the backward pass, which no other process can then finish. It does not wait for
+    a GPU: values are copied while the GPU continues, and checked in the next batches. So at most two steps are taken
+    with one, and they are never saved, see `Trainer.check_losses`.
     """
 
     def __init__(self, stream: BatchStream, saver: Saver, rank: Rank) -> None:
         self._about = stream, saver, rank
-        self._copied: tuple[int, Tensor, torch.cuda.Event] | None = None
+        self._loss: _Copied | None = None  # of the last batch
+        self._norms: list[tuple[Position, str, _Copied]] = []  # of gradients
 
     def __call__(self, step: int, loss: Tensor) -> None:
         """Check the loss of `step`, counted from 1; on a GPU, the loss before it."""
@@ -54,13 +58,90 @@ class LossCheck:
             if not math.isfinite(loss.item()):
                 raise bad_loss(step, *self._about)
         elif loss.is_cuda:
-            before, event = self._copied, torch.cuda.Event()
-            self._copied = step, loss.detach().to("cpu", non_blocking=True), event
-            event.record()
+            before = self._loss
+            self._loss = _Copied(step, loss)
             if before is not None:
-                before[2].synchronize()
-                if not math.isfinite(before[1].item()):
-                    raise bad_loss(before[0], *self._about)
+                before.event.synchronize()  # the norms of earlier steps were copied before it
+                self._check_norms(before.step)
+                if not math.isfinite(before.value.item()):
+                    raise bad_loss(before.step, *self._about)
+
+    def gradient(self, at: Position, update: str, norm: Tensor) -> None:
+        """Check the gradient of an update of the step that begins `at`, by its norm; one on a GPU in a later batch."""
+        if norm.is_cpu:
+            if not math.isfinite(norm.item()):
+                raise self.bad_gradient(at, update, norm.item())
+        elif norm.is_cuda:
+            self._norms.append((at, update, _Copied(at.step + 1, norm)))
+
+    def bad_gradient(self, at: Position, update: str, norm: float) -> TrainingError:
+        """Return the error for a gradient that is not finite though the losses are: it is the sum over all samples."""
+        stream, saver, _ = self._about
+        of = "" if update == "all" else f" of update {update}"
+        samples = sorted({number for batch in stream.samples(at, everywhere=True) for number in batch})
+        where = sample_text([samples])
+        return not_finite(
+            f"the gradient{of} of step {at.step + 1}{where}, has the norm {norm:g}, though its loss is finite", saver
+        )
+
+    def finish(self) -> None:
+        """Check what was copied. Waits for the device."""
+        for _, _, copied in self._norms:
+            copied.event.synchronize()
+        self._check_norms(math.inf)
+
+    def _check_norms(self, before: float) -> None:
+        while self._norms and self._norms[0][2].step < before:
+            at, update, copied = self._norms.pop(0)
+            if not math.isfinite(copied.value.item()):
+                raise self.bad_gradient(at, update, copied.value.item())
+
+
+class _Copied:
+    """A scalar on its way from the device; `event`: when it has come."""
+
+    def __init__(self, step: int, value: Tensor) -> None:
+        self.step = step
+        self.event = torch.cuda.Event()
+        self.value = value.detach().to("cpu", non_blocking=True)
+        self.event.record()
+
+
+class ScaledSteps:
+    """Counts the steps that loss scaling (fp16) skips. A few are usual, until the scale fits.
+
+    Attributes:
+        skipped, steps: since the last log line.
+        total: skipped steps of this process.
+    """
+
+    def __init__(self, precision: Precision, saver: Saver) -> None:
+        self.skipped = self.steps = self.total = self._in_a_row = 0
+        self._warn_at = _SEARCH
+        self._about = precision, saver
+
+    def add(self, step: int, *, taken: bool) -> None:
+        """Count a step, from 1 up. Raises `TrainingError` if a smaller scale will not help."""
+        self.steps += 1
+        if taken:
+            self._in_a_row, self._warn_at = 0, _WARNED
+            return
+        self.skipped += 1
+        self.total += 1
+        self._in_a_row += 1
+        precision, saver = self._about
+        scale = precision.scale()
+        what = f"the gradients of the last {self._in_a_row} steps, to step {step}, are not finite in fp16"
+        if self._in_a_row >= _ENDED or scale < 1:
+            raise not_finite(f"{what}, with a loss scale down to {scale:g}: they were skipped", saver)
+        if self._in_a_row == self._warn_at:
+            logger.warning("{}: they were skipped, and the loss scale is {:g} now", what, scale)
+
+    def read(self) -> tuple[int, int]:
+        """Return how many steps were skipped, and of how many, since the last call."""
+        found = self.skipped, self.steps
+        self.skipped = self.steps = 0
+        return found
 
 
 @dataclass
@@ -99,8 +180,10 @@ class StepGuard:
         """Keep the loss of a micro-batch."""
         self._losses += [loss.detach().sum()] if isinstance(loss, Tensor) else []
 
-    def refuses(self, update: str, norm: Tensor, at: Position) -> bool:
+    def refuses(self, update: str, norm: Tensor, at: Position, scale_helps: Callable[[], bool]) -> bool:
         """Return whether to skip an update of the step that begins `at`; `norm`: of its gradients.
+
+        `scale_helps`: asked, with fp16, about a gradient that is NaN.
 
         Waits for the device and for all processes. Raises `TrainingError` if the run must stop.
         """
@@ -108,7 +191,7 @@ class StepGuard:
         table = torch.tensor([sum(losses), len(losses), float(norm), 1.0], dtype=torch.float64)
         total, count, norms, ranks = sum_over_ranks(table, self.state.rank).tolist()
         values, last = [total / max(count, 1.0), norms / ranks], self.last.get(update, [])
-        if scaler is not None and math.isfinite(values[0]) and not math.isfinite(values[1]):
+        if scaler is not None and math.isfinite(values[0]) and not math.isfinite(values[1]) and scale_helps():
             return False  # the scaler skips it: its scale was too large, and nothing is wrong
         if why := self._fault(values, last):
             self._restore()

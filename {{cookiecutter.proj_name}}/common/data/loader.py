@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import partial
 from itertools import islice, tee
 from typing import Annotated, Any, Literal, NamedTuple, Protocol
@@ -98,8 +98,11 @@ class BatchStream(Protocol):
     def sample_batch(self, *, full: bool) -> Any:
         """Return a batch to try a model on: a small one, or a full one, with the shape that a compiler will see."""
 
-    def samples(self, at: Position, steps: int = 1) -> list[list[int]]:
-        """Indices of this process' samples in `steps` steps from `at` on, by micro-batch; empty if they have none."""
+    def samples(self, at: Position, steps: int = 1, *, everywhere: bool = False) -> list[list[int]]:
+        """Indices of the samples in `steps` steps from `at` on, by micro-batch; empty if they have none.
+
+        `everywhere`: of all processes, not only of this one.
+        """
         return []
 
     def state_dict(self) -> dict[str, Any]:
@@ -140,12 +143,14 @@ class TrainStream(BatchStream):
         size = min(self.plan.batch_size if full else 2, self.epoch_size)
         return _read_once(self._loader, list(range(size)))
 
-    def samples(self, at: Position, steps: int = 1) -> list[list[int]]:
-        shares, end = list[list[int]](), at.step + steps
-        while at.step < end:
-            for step in islice(self.plan.global_batches(at), end - at.step):
-                shares += step.indices
-                at = step.after
+    def samples(self, at: Position, steps: int = 1, *, everywhere: bool = False) -> list[list[int]]:
+        shares = list[list[int]]()
+        for rank in range(self.plan.world_size) if everywhere else [self.plan.rank]:
+            plan, start = replace(self.plan, rank=rank), at
+            while start.step < at.step + steps:
+                for step in islice(plan.global_batches(start), at.step + steps - start.step):
+                    shares += step.indices
+                    start = step.after
         return [[index % len(self.dataset) for index in indices] for indices in shares]
 
     def state_dict(self) -> dict[str, Any]:

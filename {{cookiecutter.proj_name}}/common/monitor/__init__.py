@@ -161,11 +161,13 @@ class Monitor:
         grad_norm: Tensor | None,
         metrics: Mapping[str, float],
         own_seconds: float = 0.0,
+        skipped: tuple[int, int] = (0, 0),
     ) -> None:
         """Write the log line of training and its scalars. Waits for the device; every process must call it.
 
         Args:
             own_seconds: how long this process computes in a step without waiting for others.
+            skipped: steps that loss scaling skipped, and of how many, since the last log line.
         """
         losses = self.meter.read()
         norm = {} if grad_norm is None else {"grad_norm": float(grad_norm)}
@@ -174,7 +176,10 @@ class Monitor:
         timing = self.clock.read(None if self._totals[0] is None else self._totals[0] - at.step)
         memory, compared = self._compare(timing, own_seconds)
         others = {**metrics, **norm}
-        _log.bind(row=True).info("{}", train_line(at, self._totals, rates, losses, others, timing, memory, compared))
+        line = train_line(at, self._totals, rates, losses, others, timing, memory, compared, skipped)
+        _log.bind(row=True).info("{}", line)
+        if skipped[0]:
+            others["skipped"] = skipped[0]
         self._show_on_bar("loss", losses.raw.get("loss"))
         for call in self.after_log:
             call(at, timing)

@@ -25,6 +25,7 @@ def train_line(
     timing: Timing,
     memory: int,
     compared: Mapping[str, float] = MappingProxyType({}),
+    skipped: tuple[int, int] = (0, 0),
 ) -> str:
     """Return one line about training. A loss is shown as `raw (smooth)`.
 
@@ -35,6 +36,7 @@ def train_line(
         more: metrics of the step, and the norm of the gradients as `grad_norm`, where known.
         memory: bytes.
         compared: further numbers of the speed.
+        skipped: steps that loss scaling skipped, and of how many.
     """
     raw = drop_duplicate_loss(losses.raw)
     columns = [
@@ -42,6 +44,7 @@ def train_line(
         "  ".join(f"{name} {number(value)} ({number(losses.smooth[name])})" for name, value in raw.items()),
         f"lr {learning_rates(rates)}",
         "  ".join(f"{name.removesuffix('_norm')} {number(value)}" for name, value in more.items()),
+        f"skipped {skipped[0]} of {skipped[1]}" if skipped[0] else "",
         "" if timing.eta is None else f"ETA {timedelta(seconds=round(timing.eta))}",
         f"{timing.step * 1000:6.1f} ms/step data {timing.data:4.0%} {timing.rate:6.0f}/s",
         "  ".join(f"{name.replace('_per_second', '/s')} {value:.4g}" for name, value in compared.items()),

@@ -8,7 +8,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from common.config import section
-from common.distributed.sharded import is_sharded, local, norm_over_shards
+from common.distributed.sharded import local, norm_over_shards
 
 
 @section
@@ -41,12 +41,15 @@ class Clip:
         return norm
 
 
-def gradient_norm(parameters: Sequence[Tensor]) -> Tensor:
+def gradient_norm(parameters: Sequence[Tensor], *, here: bool = False) -> Tensor:
     """Return the 2-norm of all gradients, a scalar on their device that was not waited for.
 
-    Of sharded gradients (FSDP), it is the norm over all processes, and every process must call this.
+    Of sharded gradients (FSDP), it is the norm over all processes, and every process must call this; with `here`, that
+    of this process' part.
     """
-    gradients = [p.grad for p in parameters if p.grad is not None]
-    parts = [local(gradient) for gradient in gradients]
+    gradients = parts = [p.grad for p in parameters if p.grad is not None]
+    sharded = bool(gradients) and hasattr(gradients[0], "to_local")  # as `is_sharded`, without a call in each step
+    if sharded:
+        parts = [local(gradient) for gradient in gradients]
     norm = nn.utils.get_total_norm([part.coalesce().values() if part.is_sparse else part for part in parts])
-    return norm_over_shards(norm, gradients[0]) if parts and is_sharded(gradients[0]) else norm
+    return norm_over_shards(norm, gradients[0]) if sharded and not here else norm

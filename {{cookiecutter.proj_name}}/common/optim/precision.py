@@ -51,16 +51,25 @@ class Precision:
     def step(self, optimizer: Optimizer, closure: Callable[[], Any] | None = None) -> bool:
         """Update the weights. Returns False if the step was skipped (fp16: gradients that are not finite).
 
-        With fp16 it waits for the device, and torch rejects an optimizer with a closure (LBFGS).
+        With fp16 it waits for the device, once, and torch rejects an optimizer with a closure (LBFGS).
         """
         options = {} if closure is None else {"closure": closure}
         if self.scaler is None:
             optimizer.step(**options)
             return True
-        before = self.scaler.get_scale()
+        stepped: list[bool] = []
+        hook = optimizer.register_step_post_hook(lambda *_: stepped.append(True))
         self.scaler.step(optimizer, **options)
+        hook.remove()
+        if getattr(optimizer, "_step_supports_amp_scaling", False):  # fused: called anyway, and skips on the device
+            found = self.scaler._found_inf_per_device(optimizer)
+            stepped = [True] * (sum(float(value) for value in found.values()) == 0)
         self.scaler.update()
-        return self.scaler.get_scale() >= before  # it only falls after gradients that are not finite
+        return bool(stepped)
+
+    def scale(self) -> float:
+        """Return what the loss is multiplied by. Waits for the device."""
+        return 1.0 if self.scaler is None else self.scaler.get_scale()
 
     def cast(self, model: nn.Module) -> nn.Module:
         """Cast the model with weights of this precision. Call it before the optimizer is built."""
