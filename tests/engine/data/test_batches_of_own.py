@@ -8,10 +8,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from common.base.errors import UserError
 from common.data.order import EpochOrder
 from tests.conftest import PROJECT, Runs, load, same
+from tests.ranks import several
 
 PAGE = (PROJECT / "docs" / "data.md").read_text(encoding="utf-8")
 # Parts are registered by the page's module; here they are named by import path.
@@ -53,6 +55,16 @@ def test_cut_inside_an_epoch(runs: Runs, module: str) -> None:
     runs.train(*words(module, "--progress.max_steps", "7"), name="cut")
     cut = runs.train(*words(module, "--resume", "auto"), name="cut")
     same(load(whole)["model"], load(cut)["model"])
+
+
+def test_two_processes_train_on_the_same_samples(runs: Runs, module: str) -> None:
+    """Each step is the mean over the samples of both; in the last step of an epoch, one of them has none."""
+    more = ["--model", "{$REPLACE: true, type: tests.parts.Plain}", "--optim.optim_type", "SGD"]
+    alone = runs.train(*words(module, *more), name="alone")
+    several(runs, 2, runs.words(*words(module, *more, accumulate=1), name="both"))
+    both = load(runs.root / "both")["model"]
+    for name, value in load(alone)["model"].items():
+        torch.testing.assert_close(both[name], value, rtol=1e-9, atol=1e-12)
 
 
 class Growing:
