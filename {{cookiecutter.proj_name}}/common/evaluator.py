@@ -17,6 +17,7 @@ from common.base.errors import UserError
 from common.base.files import write_text
 from common.base.text import label, plain
 from common.data.loader import EvaluationLoader, Step
+from common.data.workers import WaitInterrupted
 from common.distributed import Rank, max_over_ranks
 from common.distributed.seed import mix, random_state_unchanged, set_seed
 from common.evaluation.loss import Losses, LossSums
@@ -80,11 +81,15 @@ class Evaluator:
         idle = max_over_ranks(len(loader.keys), self.rank) - len(loader.keys) if self.lockstep_forward else 0
         name = crc32(label(loader.split, loader.name).encode())
         with self._evaluating(), error_context(lambda: _where(loader, seen.batches)):
-            for batch, (_, indices) in zip(loader, loader.keys, strict=True):
-                set_seed(mix(loader.seed, name, indices[0]))
-                self._add(seen, batch, indices, (loader.seed, name))
-                if not self.lockstep_forward and self.stop_signal():
-                    break
+            try:
+                for batch, (_, indices) in zip(loader, loader.keys, strict=True):
+                    set_seed(mix(loader.seed, name, indices[0]))
+                    self._add(seen, batch, indices, (loader.seed, name))
+                    if not self.lockstep_forward and self.stop_signal():
+                        break
+            except WaitInterrupted:
+                if self.lockstep_forward:  # others wait for this process
+                    raise
             for _ in range(idle):
                 self.measure(loader.sample_batch())
             if number := max_over_ranks(self.stop_signal(), self.rank):

@@ -20,6 +20,7 @@ from common.checkpoint.state import RunState, load_task
 from common.data.loader import EvaluationLoader, Step
 from common.data.reading import read_data, records
 from common.data.whereabouts import whereabouts
+from common.data.workers import stop_waiting_at
 from common.distributed import max_over_ranks, share_buffers
 from common.distributed.seed import mix, set_seed
 from common.evaluation.best import BestTracker
@@ -52,6 +53,7 @@ class Trainer:
         steps_per_epoch = self.stream.steps_per_epoch
         self.triggers = Triggers(config.progress, self.stream.samples_per_step, steps_per_epoch)
         self.stop_signals = StopSignals(self.rank)
+        stop_waiting_at(lambda: self.stop_signals.signal)
         self.total_steps = total_steps(config.progress, steps_per_epoch)
         self.stages = (Stages if config.stages else WholeRun)(config, self.total_steps, steps_per_epoch)
         self.task = parts.task
@@ -180,6 +182,8 @@ class Trainer:
                         self.progress.stop(signal=decision.stop, reason="finished" if due.is_last else "")
                     if self.progress.is_over:
                         break
+                if self.rank.is_single_process and self.stop_signals.signal:  # it came while a batch was waited for
+                    self.progress.stop(signal=self.stop_signals.signal)
             return self.finish()
 
     def begin_step(self, step: Step, before: Position) -> None:

@@ -10,9 +10,11 @@ from unittest.mock import Mock
 
 import pytest
 import torch
+from loguru import logger
 from torch import nn
 
 from common.checkpoint import finite
+from common.failure.program import TrainingError
 from common.progress import Position
 from common.trainer import Trainer
 from tests.conftest import Runs, load, metrics
@@ -161,14 +163,14 @@ def test_steps_that_are_skipped_for_ever(
     monkeypatch: pytest.MonkeyPatch, first: float, factor: float, taken: int, warned: int, ended: int
 ) -> None:
     said: list[int] = []
-    scaled = finite.ScaledSteps(Scale(first, factor), Mock())  # type: ignore[arg-type]
-    monkeypatch.setattr(finite.logger, "warning", lambda *_: said.append(scaled.skipped))
+    scaled = finite.ScaledSteps(Scale(first, factor), Mock())
+    monkeypatch.setattr(logger, "warning", lambda *_: said.append(scaled.skipped))
 
     def steps() -> None:
         for step in range(100):
             scaled.add(step + 1, taken=step < taken)
 
-    with pytest.raises(finite.TrainingError, match=f"the last {ended} steps, to step {taken + ended}, are not finite"):
+    with pytest.raises(TrainingError, match=f"the last {ended} steps, to step {taken + ended}, are not finite"):
         steps()
     assert said == [warned] * (warned > 0)
 
@@ -259,7 +261,7 @@ def test_a_gradient_on_a_gpu_comes_before_the_loss_that_follows_from_it(monkeypa
     monkeypatch.setattr(finite, "bad_loss", lambda step, *_: ArithmeticError(f"loss of step {step}"))
     monkeypatch.setattr(finite, "not_finite", lambda what, _: ArithmeticError(what))
     stream = SimpleNamespace(samples=lambda at, everywhere: [[3, 1], [2]])
-    check = finite.LossCheck(stream, Mock(), Mock())  # type: ignore[arg-type]
+    check = finite.LossCheck(stream, Mock(), Mock())
     for step, value in ((1, 1.0), (2, math.nan)):
         check(step, torch.tensor(value).as_subclass(OnGpu))
         check.gradient(Position(step - 1), "all", torch.tensor(math.nan).as_subclass(OnGpu))

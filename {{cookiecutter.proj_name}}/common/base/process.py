@@ -2,6 +2,7 @@
 
 import ctypes
 import os
+import resource
 import select
 import signal
 import sys
@@ -10,6 +11,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 _UNREAD_MS = 2000
+_MOST_FILES = 1 << 20  # some programs look at each number up to the limit when they start
 EXIT_REQUEUE = 75  # EX_TEMPFAIL of sysexits.h: saved, to be continued; a scheduler should start the job again
 
 
@@ -40,6 +42,18 @@ def _cpu_quotas(groups: Path, mounted: Path) -> Iterator[int]:
                 if quota > 0:
                     yield -(-quota // period)
             group = group.parent
+
+
+def raise_file_limit() -> None:
+    """Allow this process, and those that it starts, as many open files as the system permits; often 1,024 at first.
+
+    Tensors from loader workers arrive as open files, and processes are connected to each other.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _MOST_FILES if hard < 0 else min(hard, _MOST_FILES)
+    if 0 <= soft < wanted:  # without a limit, -1 on Linux and a large number on macOS
+        with suppress(OSError, ValueError):  # macOS has another limit too
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def terminal_width() -> int:

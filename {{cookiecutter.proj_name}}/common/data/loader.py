@@ -18,7 +18,7 @@ from common.data.keyed import BatchKey, KeyedBatches, SizedDataset, find_collate
 from common.data.move import Loaded
 from common.data.plan import EpochPlan, GlobalBatch, evaluation_keys
 from common.data.view import kind_of
-from common.data.workers import OtherProcess, context_of, end_workers, read, set_up_worker
+from common.data.workers import OtherProcess, WaitInterrupted, context_of, end_workers, read, set_up_worker
 from common.distributed import Rank
 from common.progress import Position
 
@@ -167,9 +167,13 @@ class TrainStream(BatchStream):
         # Workers read ahead of the loop, so the keys are ahead of it too.
         self._keys.epoch, (self._keys.global_batches, global_batches) = at.epoch, tee(self.plan.global_batches(at))
         batches: Iterator[Any] = read(self._loader)
-        for first in batches:  # to the loader's end, so that its workers stop at once
-            global_batch = next(global_batches)
-            yield Step([first, *islice(batches, len(global_batch.sizes) - 1)], global_batch)
+        try:
+            for first in batches:  # to the loader's end, so that its workers stop at once
+                global_batch = next(global_batches)
+                yield Step([first, *islice(batches, len(global_batch.sizes) - 1)], global_batch)
+        except WaitInterrupted:
+            if self.plan.world_size > 1:  # others wait for this process
+                raise
 
 
 def refuse_lost_state(dataset: Any, worker: int) -> None:

@@ -1,17 +1,21 @@
 """Loader processes: signals do not stop them, and they do not outlive the trainer."""
 
 import atexit
+import errno
 import multiprocessing
 import os
 import pickle
 import re
+import resource
 import signal
 import sys
 import time
+import traceback
 from collections.abc import Callable, Generator, Iterator
-from contextlib import contextmanager
-from multiprocessing import resource_tracker
-from typing import Any
+from contextlib import contextmanager, suppress
+from multiprocessing import queues, resource_tracker
+from types import TracebackType
+from typing import Any, NoReturn
 
 import torch
 from torch.utils.data import DataLoader
@@ -30,6 +34,25 @@ _SHARED = (
     "{} is open, and every worker would read from it at the same position, and so other samples than it asks for. Open "
     "it on first use, in __getitem__ (self.file = None in the constructor), or use --num_workers 0"
 )
+_POLL_S = 1.0  # how often a process that waits for a batch looks for a signal
+_NO_FILES, _NOT_SENT = 91, 92  # exit codes of a worker that cannot send a batch, which would be waited for for ever
+_NO_MORE_FILES = re.compile("Too many open files|items of ancdata")
+_OUT_OF_FILES = (
+    "worker processes cannot send batches: too many open files, of {} that are allowed. Each tensor needs one "
+    "until its batch is used: return fewer, larger tensors in a sample, raise the limit (ulimit -n 65536; docker run "
+    "--ulimit nofile=65536), use fewer --num_workers or a smaller loader.prefetch, or call "
+    "torch.multiprocessing.set_sharing_strategy('file_system') in the dataset's file"
+)
+_stop_signal: list[Callable[[], int]] = []  # of the run, at most one
+
+
+class WaitInterrupted(UserError):
+    """A stop signal arrived while a batch was waited for, and the batch has not come since."""
+
+
+def stop_waiting_at(signal_number: Callable[[], int]) -> None:
+    """Wait for no batch once `signal_number`, of the signal that stops the run, is not 0."""
+    _stop_signal[:] = [signal_number]
 
 
 def start_reading(loader: DataLoader[Any]) -> Iterator[Any]:
@@ -135,20 +158,42 @@ def read(loader: DataLoader[Any]) -> Generator[Any, None, None]:
             yield from map(loader.dataset.__getitems__, loader.batch_sampler)  # type: ignore[attr-defined]
             return
         iterator = start_reading(loader)
+        if isinstance(iterator, _MultiProcessingDataLoaderIter) and not loader.timeout:
+            _look_for_signals(iterator)
         for loaded in iterator:
             yield loaded.batch
     except UserError as error:
         # torch prefixes an error from a worker with its whole traceback.
         raise UserError(str(error).rpartition("UserError: ")[2].strip()) from None
     except Exception as error:
-        if not _IS_EXPLAINED.match(str(error)) and (killed := _killed_worker(iterator)):
-            why = f"DataLoader worker (pid {killed.pid}) was killed by signal {-killed.exitcode}"
-            raise RuntimeError(why) from error
+        code = pid = 0
+        if not str(error).startswith("Caught "):
+            pid, code = _ended_worker(iterator)
+        if code == _NO_FILES or _NO_MORE_FILES.search(str(error)):
+            limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+            raise UserError(_OUT_OF_FILES.format(limit)) from None
+        if code == _NOT_SENT:
+            raise UserError("a worker process cannot send a batch: its error is above") from None
+        if code < 0 and not _IS_EXPLAINED.match(str(error)):
+            raise RuntimeError(f"DataLoader worker (pid {pid}) was killed by signal {-code}") from error
         raise
 
 
-def _killed_worker(iterator: Iterator[Any] | None) -> Any:
-    """Return the process of a loader that a signal has killed; None if all live.
+def _look_for_signals(iterator: _MultiProcessingDataLoaderIter) -> None:
+    """Let `iterator` look for the signal that stops the run while it waits for a batch."""
+    get = type(iterator)._try_get_data
+
+    def get_or_stop(timeout: float = _POLL_S) -> Any:
+        found = get(iterator, timeout)
+        if not found[0] and any(number() for number in _stop_signal):
+            raise WaitInterrupted("a signal ends the run while a batch is waited for: nothing is saved, see latest.pt")
+        return found
+
+    vars(iterator)["_try_get_data"] = get_or_stop
+
+
+def _ended_worker(iterator: Iterator[Any] | None) -> tuple[int, int]:
+    """Return id and exit code of a loader's process that a signal has killed, or that has failed; zeros if all live.
 
     The kernel closes the pipes of a killed process first, and reports its death a little later; torch looks only once,
     and would raise an error of the pipe (ConnectionResetError, EOFError, ...). On a busy machine that is the usual one.
@@ -156,10 +201,12 @@ def _killed_worker(iterator: Iterator[Any] | None) -> Any:
     workers = iterator._workers if isinstance(iterator, _MultiProcessingDataLoaderIter) else ()
     until = time.monotonic() + _DEATH_WITHIN_S
     while workers and time.monotonic() < until:
-        if killed := next((worker for worker in workers if (worker.exitcode or 0) < 0), None):
-            return killed
-        time.sleep(0.02)
-    return None
+        for worker in workers:
+            if worker.exitcode:
+                return worker.pid or 0, worker.exitcode
+        with suppress(RuntimeError):  # torch raises it when it hears of a worker's end
+            time.sleep(0.02)
+    return 0, 0
 
 
 def end_workers(loader: DataLoader[Any]) -> None:
@@ -181,11 +228,33 @@ def set_up_worker(owner: int, _: int) -> None:
     signal.signal(signal.SIGTERM, lambda *_: None)
     signal.siginterrupt(signal.SIGTERM, False)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    setattr(queues.Queue, "_on_queue_feeder_error", staticmethod(_end_unsent))  # noqa: B010 - not for type checkers
+    sys.excepthook = _end_without_files
     torch.set_num_threads(1)
     if "cv2" in sys.modules:  # OpenCV would start a thread per core in each worker
         sys.modules["cv2"].setNumThreads(0)
     if os.getppid() == owner:  # not with forkserver, where the parent is the server
         die_with_parent()
+
+
+def _end_unsent(error: BaseException, _: object) -> NoReturn:
+    """End a worker that cannot send a batch; Python would only print why."""
+    if not _is_out_of_files(error):
+        traceback.print_exception(error)
+        sys.stderr.flush()
+    os._exit(_NO_FILES if _is_out_of_files(error) else _NOT_SENT)
+
+
+def _end_without_files(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """End a worker whose helper thread cannot open files; Python would print that without end."""
+    if _is_out_of_files(error):
+        os._exit(_NO_FILES)
+    sys.__excepthook__(kind, error, trace)
+
+
+def _is_out_of_files(error: BaseException) -> bool:
+    is_limit = isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE)
+    return is_limit or _NO_MORE_FILES.search(str(error)) is not None
 
 
 @atexit.register  # runs before multiprocessing's own handler, which would send SIGTERM and wait

@@ -1,16 +1,12 @@
 """Settings of a process, made before it computes anything."""
 
 import os
-import resource
 from collections.abc import Mapping
 
 import torch
 
 from common.base.process import available_cores
 from common.distributed import DistConfig, Rank
-
-_FILES = 4096  # tensors from loader workers arrive as open files; many systems start with 1024
-_FILES_PER_RANK = 3  # connections to each other rank: two process groups, and rank 0's failure monitor
 
 
 def set_up_process(config: DistConfig, rank: Rank) -> None:
@@ -24,7 +20,6 @@ def set_up_process(config: DistConfig, rank: Rank) -> None:
         torch.set_num_threads(1)  # the last bits of a sum depend on this number, which no other may decide
     elif "OMP_NUM_THREADS" not in os.environ:
         set_threads(rank)
-    raise_file_limit(_FILES + _FILES_PER_RANK * rank.world_size)
 
 
 def set_threads(rank: Rank) -> None:
@@ -40,10 +35,3 @@ def cores(local_world: int, environment: Mapping[str, str]) -> int:
     """Cores for each process on this host: Slurm's allocation per task if set, else an equal share."""
     promised = environment.get("SLURM_CPUS_PER_TASK", "")
     return int(promised) if promised.isdigit() else max(1, available_cores() // local_world)
-
-
-def raise_file_limit(files: int = _FILES) -> None:
-    """Allow this process this many open files, as far as the system permits."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if 0 <= soft < files:  # without a limit, -1 on Linux and a large number on macOS
-        resource.setrlimit(resource.RLIMIT_NOFILE, (files if hard < 0 else min(files, hard), hard))

@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 
 from common import distributed
 from common.base.errors import UserError
-from common.base.process import die_with_parent, stop_with_reader
+from common.base.process import die_with_parent, raise_file_limit, stop_with_reader
 from common.distributed import DistConfig, Rank
 from common.failure.monitor import connect, end, print_failure
 from common.failure.report import describe, report_to_torchrun
@@ -53,6 +53,7 @@ def distributed_run(rank: Rank, config: DistConfig, values: Mapping[str, Any]) -
 @contextmanager
 def report_errors() -> Iterator[None]:
     """Print the reason for an error, and exit with a nonzero code. From here on, Ctrl-C raises KeyboardInterrupt."""
+    raise_file_limit()
     if callable(signal.getsignal(signal.SIGINT)) and is_main_thread():
         signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
