@@ -162,6 +162,8 @@ def read(loader: DataLoader[Any]) -> Generator[Any, None, None]:
             _look_for_signals(iterator)
         for loaded in iterator:
             yield loaded.batch
+    except WaitInterrupted:
+        raise
     except UserError as error:
         # torch prefixes an error from a worker with its whole traceback.
         raise UserError(str(error).rpartition("UserError: ")[2].strip()) from None
