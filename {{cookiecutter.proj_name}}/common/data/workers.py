@@ -171,13 +171,13 @@ def read(loader: DataLoader[Any]) -> Generator[Any, None, None]:
         code = pid = 0
         if not str(error).startswith("Caught "):
             pid, code = _ended_worker(iterator)
+        if code < 0 and not _IS_EXPLAINED.match(str(error)):
+            raise RuntimeError(f"DataLoader worker (pid {pid}) was killed by signal {-code}") from error
         if code == _NO_FILES or _NO_MORE_FILES.search(str(error)):
             limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
             raise UserError(_OUT_OF_FILES.format(limit)) from None
         if code == _NOT_SENT:
             raise UserError("a worker process cannot send a batch: its error is above") from None
-        if code < 0 and not _IS_EXPLAINED.match(str(error)):
-            raise RuntimeError(f"DataLoader worker (pid {pid}) was killed by signal {-code}") from error
         raise
 
 
