@@ -94,7 +94,6 @@ class RunContext:
     monitor: Monitor = field(init=False)
     _resumed: LoadedCheckpoint | None = None  # the checkpoint, if it is in this run's folder
     _is_open: bool = False
-    _is_refused: bool = False
 
     def choose_start(self) -> None:
         """Find the checkpoint that the run starts from, and its seed."""
@@ -175,10 +174,6 @@ class RunContext:
             self.monitor.close()
         if self.folder is not None:
             self.folder.close()
-            if self._is_refused:
-                with suppress(OSError):
-                    self.folder.give_back()
-            self._is_refused = False
 
     def fail(self, error: BaseException) -> None:
         """Record `error` and end all processes. Returns only for a single process that has not opened its folder: the
@@ -201,7 +196,6 @@ class RunContext:
         self.monitor.fail(failure.reason)
         is_trained = self.monitor.step != self.monitor.start
         if self.folder is not None and not is_trained and not failure.trace:
-            self._is_refused = not failure.is_boxed
             with suppress(OSError):
                 self.folder.forget()
         # A rank above 0 logs errors to the terminal too; a warning avoids that if rank 0 has printed it already.

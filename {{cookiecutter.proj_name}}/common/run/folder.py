@@ -1,7 +1,6 @@
 """Open a run: lock its folder, move an earlier run away, and record how the run was started."""
 
 import json
-import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -30,7 +29,6 @@ class OpenRun:
         id: name and first start of the run; the same in every attempt.
         record: this attempt's entry of `run.json`.
         before: the texts of `run.json` and `status.json` before this attempt.
-        moved: where the folder of an earlier run of this name is now; None if there was none.
         kept: the texts of the files that record how the run was started, by name.
     """
 
@@ -40,7 +38,6 @@ class OpenRun:
     id: str
     record: dict[str, Any] = field(repr=False)
     before: Mapping[Path, str] = field(default_factory=dict, repr=False)
-    moved: Path | None = None
     kept: dict[str, str] = field(default_factory=dict, repr=False)
 
     def make_again(self) -> bool:
@@ -74,13 +71,6 @@ class OpenRun:
         for file, text in self.before.items():
             write_text(file, text)
 
-    def give_back(self) -> None:
-        """Put the earlier run back in its place, because this one was refused before its first step."""
-        if self.moved is not None:
-            shutil.rmtree(self.folder.root)
-            self.moved.rename(self.folder.root)
-            logger.info("moved the earlier run {} back", self.folder.name)
-
     def close(self) -> None:
         """Unlock the folder. Safe to call twice."""
         self.lock.release()
@@ -101,7 +91,8 @@ def open_run(folder: RunPaths, values: Mapping[str, Any], attempt: dict[str, Any
     """
     try:
         folder.root.parent.mkdir(exist_ok=True)
-        moved = None if resume else _move_away(folder)
+        if not resume:
+            _move_away(folder)
         folder.root.mkdir(exist_ok=True)
         lock = FolderLock.take(folder.lock_file)
         for file in folder.root.glob("error_rank*.txt"):  # of an earlier attempt
@@ -110,7 +101,7 @@ def open_run(folder: RunPaths, values: Mapping[str, Any], attempt: dict[str, Any
         before = {file: file.read_text() for file in record if resume and file.is_file()}
         _write_record(folder, attempt, values, patch)
         run_id = f"{folder.name}_{_first_start(folder)}"
-        return OpenRun(folder, lock, attempt["attempt"], run_id, attempt, before, moved)
+        return OpenRun(folder, lock, attempt["attempt"], run_id, attempt, before)
     except OSError as error:
         why = why_unwritten(error, folder.root)
         raise UserError(f"{folder.root} cannot be written: {why}; choose another place: --dir.runs_dir") from error
@@ -139,17 +130,16 @@ def refuse_sources_in_moved_run(sources: Mapping[str, str | Path | None], folder
             )
 
 
-def _move_away(folder: RunPaths) -> Path | None:
-    """Rename the folder of an earlier run to `<name>_<its start>`. Returns that path; None if there was none."""
+def _move_away(folder: RunPaths) -> None:
+    """Rename the folder of an earlier run, if there is one, to `<name>_<its start>`."""
     if not (folder.record_file.exists() or folder.checkpoints.exists()):
-        return None
+        return
     target = unused_path(folder.root.with_name(f"{folder.name}_{_first_start(folder)}"))
     lock = FolderLock.take(folder.lock_file)  # so another process cannot start writing there meanwhile
     folder.root.rename(target)
     lock.path = target / lock.path.name
     lock.release()
     logger.info("moved an earlier run {} to {}", folder.name, target)
-    return target
 
 
 def _first_start(folder: RunPaths) -> str:
