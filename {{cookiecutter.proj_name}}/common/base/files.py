@@ -62,7 +62,10 @@ def why_unwritten(error: OSError, path: Path) -> str:
     for part in (path, *path.parents):
         if part.is_symlink() and not part.exists():
             return f"{part} links to {os.readlink(part)}, which does not exist"
-    text = f"{error.strerror or error} ({error.filename or path})"
+    text = error.strerror or str(error)
+    written = Path(error.filename or path)
+    if written.parent != path.parent:  # not the temporary file beside it
+        text += f" ({written})"
     if error.errno == errno.ENOSPC:
         place = next(part for part in (path, *path.parents) if part.exists())
         disk = os.statvfs(place)
