@@ -16,7 +16,6 @@ from common.base.errors import UserError
 from common.config import ConfigError, resolve
 from common.optim import build_optimizer, build_schedule
 from common.optim.groups import Group
-from common.optim.several import parts_of
 from tests.conftest import ENVIRONMENT, PROJECT, Runs, load, metrics, run, same
 from tests.optim.test_optim import MATRICES, TORCH_OPTIMIZERS, Root, loss_of, mlp, train
 from tests.ranks import several
@@ -145,7 +144,7 @@ def test_mistakes_in_a_group_are_refused_with_the_config(configured, groups: str
         ("[{match: '*.weigth', optim_type: Muon}]", ["optim.groups[0].match", "did you mean"]),
         ("[{match: 0.*, optim_type: Muon}]", ["Muon cannot train 0.bias", "torch.Size([8])", "optim.groups can give"]),
         ("[{match: '*', ndim: 4, optim_type: Muon}]", ["optim.groups[0].ndim", "matching * has 4 dimensions"]),
-        ("[{match: 0.*, optim_type: SGD}, {match: '*.bias'}]", ["0.bias is in", "neither is more specific"]),
+        ("[{match: 0.*, optim_type: SGD}, {match: '*.bias'}]", ["0.bias is in 0.* and in *.bias", "in one group only"]),
     ],
 )
 def test_mistakes_in_a_group_name_the_parameter(configured, groups: str, says: list[str]) -> None:
@@ -153,14 +152,6 @@ def test_mistakes_in_a_group_name_the_parameter(configured, groups: str, says: l
         build_optimizer(configured(optim=f"{{groups: {groups}}}").optim, mlp())
     for text in says:
         assert text in str(raised.value)
-
-
-def test_a_group_within_another_takes_its_parameters_back(configured) -> None:
-    """The rule of rates holds for optimizers: the narrower entry counts, here with the optimizer of all others."""
-    groups = "[{match: '*', ndim: 2, optim_type: Muon}, {match: 2.weight, name: head}]"
-    optimizer = build_optimizer(configured(optim=f"{{groups: {groups}}}").optim, mlp())
-    names = {type(part): [g["param_names"] for g in part.param_groups] for part in parts_of(optimizer)}
-    assert names == {torch.optim.Muon: [["0.weight"]], torch.optim.AdamW: [["0.bias", "2.bias"], ["2.weight"]]}
 
 
 def test_a_state_fits_its_optimizer_only(configured) -> None:

@@ -76,10 +76,10 @@ def parameter_groups(config: "OptimizerConfig", task: nn.Module, chosen: Iterabl
     is in exactly one.
 
     Raises:
-        UserError: no parameter is trainable, a pattern matches nothing, or the group of one is ambiguous.
+        UserError: no parameter is trainable, a pattern matches nothing, or a parameter is in two groups.
     """
     names = dict(task.named_parameters(remove_duplicate=False))
-    given = _assign(chosen, names, "groups()")
+    given = _assign(((group.name, group) for group in chosen), names, "groups()")
     inside = dict(getattr(task, "model", task).named_parameters(remove_duplicate=False))  # the same names, by design
     entries = _assign(_entries(config.groups, names), names, "optim.groups")
     sources = (entries, _layers(config.layer_decay, inside))
@@ -129,27 +129,25 @@ def learning_rates(optimizer: Optimizer) -> dict[str, float]:
     return {group_name(group): float(group["lr"]) for group in optimizer.param_groups}
 
 
-def _assign(groups: Iterable[Group], names: Mapping[str, nn.Parameter], where: str) -> dict[nn.Parameter, Group]:
-    """Return the group of each parameter: the most specific one, a strict subset of all others that have it."""
-    sets = sorted(((set(group.parameters), group) for group in groups), key=lambda pair: len(pair[0]))
-    for inside, group in sets:
-        for parameter in inside.difference(names.values()):
-            shape = tuple(parameter.shape)
-            raise UserError(f"{where}: {group.name} has a parameter of shape {shape} that is not part of the task")
-    assigned: dict[nn.Parameter, Group] = {}
-    for name, parameter in names.items():
-        mine = [pair for pair in sets if parameter in pair[0]]
-        for inside, group in mine[1:]:
-            if not mine[0][0] < inside:
-                both = f"{name} is in {mine[0][1].name} and in {group.name}, and neither is more specific"
-                hint = "narrow one of them, or add a group for the parameters that are in both"
-                raise UserError(f"{where}: {both}: {hint}")
-        if mine:
-            assigned[parameter] = mine[0][1]
-    return assigned
+def _assign(
+    groups: Iterable[tuple[str, Group]], names: Mapping[str, nn.Parameter], where: str
+) -> dict[nn.Parameter, Group]:
+    """Return the group of each parameter. Of each pair, the text is what an error calls the group."""
+    name_of = {parameter: name for name, parameter in names.items()}
+    found: dict[nn.Parameter, tuple[str, Group]] = {}
+    for text, group in groups:
+        for parameter in group.parameters:
+            if parameter not in name_of:
+                shape = tuple(parameter.shape)
+                raise UserError(f"{where}: {text} has a parameter of shape {shape} that is not part of the task")
+            other, known = found.setdefault(parameter, (text, group))
+            if known is not group:
+                hint = "each parameter may be in one group only; narrow one of them"
+                raise UserError(f"{where}: {name_of[parameter]} is in {other} and in {text}: {hint}")
+    return {parameter: group for parameter, (_, group) in found.items()}
 
 
-def _entries(entries: Sequence[GroupConfig], names: Mapping[str, nn.Parameter]) -> Iterator[Group]:
+def _entries(entries: Sequence[GroupConfig], names: Mapping[str, nn.Parameter]) -> Iterator[tuple[str, Group]]:
     for at, entry in enumerate(entries):
         patterns = [entry.match] if isinstance(entry.match, str) else entry.match
         label = entry.name or "+".join(pattern.strip("*.") for pattern in patterns) or entry.optim_type or "matched"
@@ -159,7 +157,8 @@ def _entries(entries: Sequence[GroupConfig], names: Mapping[str, nn.Parameter]) 
             inside = [parameter for parameter in inside if parameter.dim() == entry.ndim]
             if not inside:
                 raise UserError(f"{where}.ndim: no parameter matching {entry.match} has {entry.ndim} dimensions")
-        yield Group(label, inside, entry.lr_mult, entry.weight_decay, entry.optim_type, entry.args, entry.lr)
+        group = Group(label, inside, entry.lr_mult, entry.weight_decay, entry.optim_type, entry.args, entry.lr)
+        yield ", ".join(patterns), group
 
 
 def _layers(config: LayerDecayConfig, names: Mapping[str, nn.Parameter]) -> dict[nn.Parameter, Group]:
