@@ -17,6 +17,7 @@ from planting import CONFIGS, VARIANTS, Fault
 from support import TEMPLATE, Render
 
 FAULTS = planting.faults()
+HARMLESS = planting.faults(planting.HARMLESS)
 EXAMPLES = sorted(file.parent.name for file in TEMPLATE.glob("examples/*/config.yaml"))
 SAMPLES = ("default", "ops")
 TIMEOUT_S = 900
@@ -70,7 +71,7 @@ def test_planted_mistakes_fit_the_project(clean: Path, tmp_path: Path) -> None:
     assert len(FAULTS) >= 30
     assert {fault.header["breaks"] for fault in FAULTS} == set(VARIANTS)
     assert {Path(fault.header["config"]).stem for fault in FAULTS} == set(CONFIGS)
-    for fault in FAULTS:
+    for fault in [*FAULTS, *HARMLESS]:
         project = tmp_path / fault.diff.stem
         shutil.copytree(clean / "custom", project / "custom")
         file = project / fault.header["file"]
@@ -103,6 +104,19 @@ def test_a_mistake_is_found(clean: Path, tmp_path: Path, fault: Fault) -> None:
     assert found["step"] is not None
     assert found["tensor"]
     assert found["places"]
+
+
+@full
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", HARMLESS, ids=[fault.diff.stem for fault in HARMLESS])
+def test_generators_of_data_break_nothing(clean: Path, tmp_path: Path, fault: Fault) -> None:
+    """Whoever holds them, and however they are seeded: the engine seeds them for each sample."""
+    project = Path(shutil.copytree(clean, tmp_path / "project"))
+    fault.plant(project)
+    names = ("seed", "resume", "workers")
+    assert {each["name"]: each["outcome"] for each in check(project, fault.header["config"], *names)} == dict.fromkeys(
+        names, "holds"
+    )
 
 
 @full

@@ -190,6 +190,29 @@ def test_what_the_answer_refuses(tmp_path: Path, settings: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize(
+    ("part", "options"),
+    [
+        ("stages", ["--stages", "[{until: 1epoch}, {optim: {lr: 0.01}}]"]),
+        ("trackers", ["--monitor.writers", "[mlflow]"]),
+        ("trackers", ["--monitor.writers", "[{type: wandb, project: mine}]"]),
+        ("streams", ["--dataset.train", "{$REPLACE: true, type: one_by_one.Lines}"]),
+        ("fsdp", ["--dist.strategy", "fsdp", "--dist.processes", "2"]),
+    ],
+)
+def test_what_is_absent_says_how_to_get_it(render: Render, tmp_path: Path, part: str, options: list[str]) -> None:
+    """A config that asks for a part that was left out ends before training, with the part's name and the command."""
+    project = Path(shutil.copytree(render(**COMBINATIONS["core"]), tmp_path / "project"))
+    (project / "one_by_one.py").write_text(
+        "class Lines:\n    def __init__(self, data_dir, mode): ...\n    def __iter__(self): yield 1\n"
+    )
+    words = [sys.executable, "train.py", "--config", "configs/default.yaml", *options]
+    done = subprocess.run(words, cwd=project, env=ENVIRONMENT, capture_output=True, text=True, check=False, timeout=120)
+    said = done.stdout + done.stderr
+    assert done.returncode, said
+    assert f"needs the part {part}: `copier update --trust --data parts='... {part}'`" in said, said
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=() if name in TRIED_OFTEN else pytest.mark.full) for name in COMBINATIONS]

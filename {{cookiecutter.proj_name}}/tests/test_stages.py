@@ -11,8 +11,7 @@ from common.evaluation.loss import Losses
 from tests.conftest import Runs, load, metrics, same
 from tests.resume import cut, differing, final, same_after_cut
 from tests.resume import words as resumable
-from tests.samples import Digits
-from custom.tasks.classification_task import ClassificationTask
+from tests.samples import Classification, Digits
 
 TOWER = ["--model", "{type: tests.parts.Tower}"]
 EACH_STEP = ["--progress.epoch_save_checkpoint", "1step", "--checkpoint.keep", "0", "--progress.log_every", "1"]
@@ -105,7 +104,7 @@ def test_other_training_data_in_a_stage(runs: Runs, workers: str) -> None:
         assert differing(uncut, final(again)) == []
 
 
-class Rising(ClassificationTask):
+class Rising(Classification):
     """A task of two losses, whose weights depend on the position."""
 
     def losses(self, output: Any, batch: Any) -> Losses:

@@ -15,8 +15,8 @@ import evaluate
 from tests.conftest import Runs, load
 from tests.parts import Plain
 from tests.resume import differing, final
+from tests.samples import Digits
 from tools import checkpoint
-from custom.datasets.digits_dataset import DigitsDataset
 
 SAVES = ["--progress.epoch_save_latest", "1step", "--progress.epoch_val", "1", "--progress.log_every", "1"]
 
@@ -155,7 +155,7 @@ class Wide(torch.optim.Optimizer):
                 p.add_(average.to(p.dtype), alpha=-group["lr"])
 
 
-class Counting(DigitsDataset):
+class Counting(Digits):
     """Each sample darker than the one read before."""
 
     def __init__(self, data_dir: Path, mode: str) -> None:
@@ -248,7 +248,8 @@ def test_optimizer_state_wider_than_the_weights(runs: Runs, optimizer: str) -> N
 
 
 COUNTING = "{$REPLACE: true, type: tests.checkpoint.test_state.Counting}"
-CONCAT = "{$REPLACE: true, type: Concat, sets: [{type: DigitsDataset}, {type: tests.checkpoint.test_state.Counting}]}"
+SETS = "[{type: tests.samples.Digits}, {type: tests.checkpoint.test_state.Counting}]"
+CONCAT = f"{{$REPLACE: true, type: Concat, sets: {SETS}}}"
 REPEAT = "{$REPLACE: true, type: Repeat, times: 2, set: {type: tests.checkpoint.test_state.Counting}}"
 
 
