@@ -1,10 +1,9 @@
-"""The first and last lines of a run's log: its parts and intervals; its results, and the next commands."""
+"""The first and last lines of a run's log: its parts and intervals; its results."""
 
 import pkgutil
 import shlex
 from collections.abc import Mapping
 from datetime import timedelta
-from pathlib import Path
 from time import perf_counter
 from typing import Any
 
@@ -33,7 +32,6 @@ from cli.repeatable import refuse_varying_bits
 from cli.slow_data import SlowDataAdvice, warn_of_busy_machine
 from custom.config import Config
 
-_FILES = ("train.log", "report.html", "metrics.jsonl", "checkpoints", "eval", "progress")
 _MOST_VALUES = 5
 
 
@@ -44,15 +42,15 @@ def log_start(config: Config, trainer: Trainer, run: RunContext) -> None:
     trainable = sum(p.numel() for p in parameters if p.requires_grad)
     logger.info("{}, seed {}, run folder {}", run.rank, run.seed, run.paths.root)
     if trainer.at.step:
-        tool = command("-m tools.check", "--config", run.paths.config_file)
-        logger.info("to try such a resume on your own code: {}", tool)
-    name = config.task["type"]
-    logger.info("task {} {}", name, TASK_REGISTRY.where(name))
-    name = config.model["type"]
-    logger.info("model {} {} ({:,} parameters, {:,} trainable)", name, MODEL_REGISTRY.where(name), total, trainable)
-    trainer.monitor.recorder.begin_with(
-        "run/model", f"{total:,} parameters, {trainable:,} trainable\n{trainer.task.model}"
-    )
+        file = shlex.quote(shown_path(run.paths.config_file))
+        logger.info("to try such a resume on your own code: python -m tools.check --config {}", file)
+    chosen = {TASK_REGISTRY: {config.task["type"]: None}, MODEL_REGISTRY: {config.model["type"]: None}}
+    for registry, sections in {**chosen, LOSS_REGISTRY: config.loss, METRIC_REGISTRY: config.metric}.items():
+        for key, part in (sections or {}).items():
+            logger.info("{} {} {}", registry.kind, key, registry.where((part or {}).get("type") or key))
+    size = f"{total:,} parameters, {trainable:,} trainable"
+    logger.info("{}", size)
+    trainer.monitor.recorder.begin_with("run/model", f"{size}\n{trainer.task.model}")
     trainer.monitor.after_log.append(SlowDataAdvice(config.num_workers, run.rank, trainer.at))
     if run.rank.is_main:
         warn_of_data(trainer)
@@ -63,10 +61,6 @@ def log_start(config: Config, trainer: Trainer, run: RunContext) -> None:
     for loader in (*trainer.val, *trainer.evaluation):
         part = sets_of(getattr(config.dataset, loader.split))[loader.name]
         log_data(label(loader.split, loader.name), part, loader.dataset)
-    for registry, sections in ((LOSS_REGISTRY, config.loss), (METRIC_REGISTRY, config.metric)):
-        for key, part in (sections or {}).items():
-            name = (part or {}).get("type", key)
-            logger.info("{} {} {}", registry.kind, key, registry.where(name))
     for line in (line for registry in REGISTRIES for line in registry.left_out):
         if "library/" not in line.partition(" ")[0]:  # of a ready-made part, only who names it needs to know
             logger.warning("{}", line)
@@ -107,7 +101,7 @@ def log_data(name: str, section: Mapping[str, Any], dataset: Any) -> None:
 
 
 def log_end(trainer: Trainer, outcome: Outcome | None) -> None:
-    """Write the report of a complete run; log its results, its files, and the next commands.
+    """Write the report of a complete run; log its results.
 
     `outcome`: None after a second Ctrl-C.
     """
@@ -119,23 +113,17 @@ def log_end(trainer: Trainer, outcome: Outcome | None) -> None:
 
 
 def summary(trainer: Trainer, outcome: Outcome | None) -> str:
-    """Summarize a run in at most eight lines. `outcome`: None if it ended without saving."""
-    best, folder, saved = trainer.best.best, trainer.saver.folder, trainer.saver.saved_step
+    """Return the best and the last values, and how to resume a stopped run. `outcome`: None if it ended unsaved."""
+    best, saved = trainer.best.best, trainer.saver.saved_step
     time = timedelta(seconds=round(perf_counter() - trainer.monitor.clock.started))
     rows = []
     if best is not None:
         rows.append(("best", f"{values(best.values, trainer)} (best.pt: step {best.step})"))
     if last := trainer.progress.values:
         rows.append(("last", values(last, trainer) + f" (latest.pt: step {saved})" * bool(saved)))
-    rows.append(("files", ", ".join(name for name in _FILES if (trainer.paths.root / name).exists())))
     if outcome is None or outcome.exit_code:
-        again = command("train.py", "--resume", trainer.paths.root) if saved else "nothing was saved"
-        rows.append(("resume", again))
-    if saved:
-        shown = folder.best if best is not None else folder.latest
-        rows.append(("evaluate", command("evaluate.py", "--model_pt", shown)))
-    if (trainer.paths.root / "event").exists() or any(trainer.paths.root.glob("events.out.tfevents.*")):
-        rows.append(("curves", command("-m tensorboard.main", "--logdir", trainer.paths.root.parent)))
+        again = trainer.paths.resume_command(str(PROJECT / "train.py"))
+        rows.append(("resume", again or "nothing was saved"))
     head = f"{shown_path(trainer.paths.root)}, trained for {time}"
     return "\n".join([head, *(f"  {name:<8} {text}" for name, text in rows)])
 
@@ -146,9 +134,3 @@ def values(measured: Mapping[str, float], trainer: Trainer) -> str:
     names = sorted(drop_duplicate_loss(measured), key=lambda name: name != key)
     shown = "  ".join(f"{name} {number(measured[name]).strip()}" for name in names[:_MOST_VALUES])
     return shown + "  …" * (len(names) > _MOST_VALUES)
-
-
-def command(program: str, option: str, path: Path) -> str:
-    """Write a command to copy, relative to the working directory."""
-    name = program if program.startswith("-") else shlex.quote(shown_path(PROJECT / program))
-    return f"python {name} {option} {shlex.quote(shown_path(path))}"

@@ -31,7 +31,7 @@ def test_the_log_begins_with_what_happens_when(runs: Runs) -> None:
     folder = runs.train("--progress.epoch_val", "0.5epoch", "--progress.epoch", "1")
     log = (folder / "train.log").read_text()
     assert f"  rank 0 of 1 on cpu, seed 42, run folder {folder}\n" in log
-    assert f"model ConvModel {MODEL_REGISTRY.where('ConvModel')} (" in log
+    assert f"model ConvModel {MODEL_REGISTRY.where('ConvModel')}\n" in log
     table = log.partition("5 steps per epoch; intervals:\n")[2].splitlines()[:6]
     assert [line.strip() for line in table] == [
         "log line, scalars  every 2 steps",
