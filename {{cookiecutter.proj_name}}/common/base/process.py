@@ -7,7 +7,7 @@ import select
 import signal
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 
 _UNREAD_MS = 2000
@@ -108,20 +108,3 @@ def drop_unread_output() -> bool:
             os.close(nowhere)
             dropped = True
     return dropped
-
-
-@contextmanager
-def stop_with_reader() -> Iterator[None]:
-    """End the program silently when its output is no longer read: `... | head`."""
-    try:
-        try:
-            yield
-        finally:
-            sys.stdout.flush()  # here rather than when Python shuts down
-    except BrokenPipeError:
-        output = select.poll()
-        output.register(sys.stdout.fileno(), 0)
-        if not output.poll(0):  # it is another pipe that is broken, between the program's own processes
-            raise
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(0)

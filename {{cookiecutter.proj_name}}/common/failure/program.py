@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 
 from common import distributed
 from common.base.errors import UserError
-from common.base.process import die_with_parent, raise_file_limit, stop_with_reader
+from common.base.process import die_with_parent, raise_file_limit
 from common.distributed import DistConfig, Rank
 from common.failure.monitor import connect, end, print_failure
 from common.failure.report import describe, report_to_torchrun
@@ -57,8 +57,7 @@ def report_errors() -> Iterator[None]:
     if callable(signal.getsignal(signal.SIGINT)) and is_main_thread():
         signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
-        with stop_with_reader():
-            yield
+        yield
     except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001 - any error
         failure = describe(error, Rank())
         print_failure(failure, to_terminal=True)

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 from common.base.errors import UserError
-from common.base.process import stop_with_reader
 from common.base.text import number, plain
 from common.config.names import join_names
 from common.run.paths import PROJECT
@@ -181,8 +180,7 @@ def main(argv: list[str]) -> int:
 
 if __name__ == "__main__":
     try:
-        with stop_with_reader():
-            sys.exit(main(sys.argv[1:]))
+        sys.exit(main(sys.argv[1:]))
     except UserError as error:  # not through `report_errors`, which imports PyTorch: seconds for a table
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
