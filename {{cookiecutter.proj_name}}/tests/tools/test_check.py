@@ -19,7 +19,7 @@ from tests.conftest import CONFIG, ENVIRONMENT, PROJECT
 from tests.parts import NoisyDigits
 from tools.check import __main__ as tool
 from tools.check.checks import mixes_samples
-from tools.check.lab import Lab
+from tools.check.lab import Lab, NotApplicable
 from tools.check.places import places
 
 # What to check: make check CONFIG="configs/one.yaml configs/two.yaml"
@@ -142,6 +142,12 @@ def test_the_code_that_makes_what_differs(kind: str, name: str, expected: list[s
 def test_a_collate_function_that_mixes_samples_is_noticed(collate: str, mixes: bool) -> None:
     """By what it returns, whatever its name is: then no step can be split without a difference."""
     assert mixes_samples(lab("--loader.collate", collate)) == mixes
+
+
+def test_a_reduction_that_is_exact_is_not_split_in_three() -> None:
+    """It would end with an error of the config, which says nothing about the owner's code."""
+    with pytest.raises(NotApplicable, match="reduction fixed"):
+        lab("--dist.reduction", "fixed").split("accumulate", 4, accumulate=3)
 
 
 def check(*words: str) -> tuple[int, dict[str, dict[str, Any]]]:
