@@ -203,21 +203,9 @@ def test_a_stage_that_does_not_fit_the_run_is_refused(runs: Runs, stages: str, m
     assert "step 1/" not in text
 
 
-@pytest.mark.parametrize(
-    ("weight", "message"),
-    [
-        ("{type: plateau}", ["loss.CrossEntropyLoss.weight.type = 'plateau'", "'linear' or 'cosine'"]),
-        ("{strat: 0}", ["loss.CrossEntropyLoss.weight.strat", "did you mean start?"]),
-        ("{start: zero}", ["loss.CrossEntropyLoss.weight.start = 'zero'", "a number"]),
-        ("{until: soon}", ["loss.CrossEntropyLoss.weight.until = 'soon'", "must be a number of epochs"]),
-        ("{after: 2epoch, until: 1epoch}", ["loss.CrossEntropyLoss.weight.until = '1epoch'", "must be later"]),
-        ("heavy", ["loss.CrossEntropyLoss.weight = 'heavy'", "must be a number"]),
-    ],
-)
-def test_a_weight_that_cannot_be_is_refused(runs: Runs, weight: str, message: list[str]) -> None:
-    with pytest.raises(ConfigError) as caught:
-        runs.train("--loss.CrossEntropyLoss.weight", weight)
-    assert all(part in str(caught.value) for part in message), str(caught.value)
+def test_a_weight_that_cannot_be_is_refused(runs: Runs) -> None:
+    with pytest.raises(ConfigError, match=r"loss.CrossEntropyLoss.weight = 'heavy'[^$]*must be a number"):
+        runs.train("--loss.CrossEntropyLoss.weight", "heavy")
 
 
 def test_changed_stages_are_refused_on_resume(runs: Runs) -> None:

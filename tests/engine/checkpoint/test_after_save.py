@@ -226,7 +226,7 @@ def test_a_trial_publishes_nothing(runs: Runs, tmp_path: Path) -> None:
     """What `tools.check`, `same`, `verify` and `bisect` train, and a run with `--debug`, is not for others."""
     section = f"[{{type: '{HERE}:note', to: {tmp_path}}}]"
     words = runs.words("--checkpoint.after_save", section, name="tried")
-    record.train(PROJECT, words, tmp_path / "record", env={"PYTHONPATH": str(PROJECT.parent)})
+    record.train(PROJECT, words, tmp_path / "record", env={"PYTHONPATH": str(PROJECT.parent / "tests")})
     assert (runs.root / "tried" / "checkpoints" / "latest.pt").exists() and not (tmp_path / "calls.txt").exists()
     runs.train("--checkpoint.after_save", section, name="meant")
     assert (tmp_path / "calls.txt").exists()

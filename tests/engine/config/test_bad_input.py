@@ -43,8 +43,8 @@ def test_misspelt_key(error_of: ErrorOf, key: str, near: str) -> None:
 
 def test_a_key_of_another_section_in_a_list(error_of: ErrorOf) -> None:
     """A key of optim, in one of its groups, is not said to belong to the top level."""
-    text = error_of("--optim.groups", "[{match: features.*, lr: 0.1}]")
-    assert "optim.groups[0].lr" in text and "did you mean" in text and "top level" not in text
+    text = error_of("--optim.groups", "[{match: features.*, clip_type: norm}]")
+    assert "optim.groups[0].clip_type" in text and "did you mean" in text and "top level" not in text
 
 
 def test_every_mistake_at_once_with_file_and_line(error_of: ErrorOf, tmp_path: Path) -> None:
@@ -259,7 +259,7 @@ def test_more_devices_than_processes(monkeypatch: pytest.MonkeyPatch, error_of: 
     """Asking for devices that get no process is refused, with what would be right."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
-    place = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}
+    place = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "TORCHELASTIC_RUN_ID": "one", "MASTER_PORT": "29500"}
     with monkeypatch.context() as launched:
         for name, value in place.items():
             launched.setenv(name, value)

@@ -26,6 +26,8 @@ from tests.conftest import Runs
 class Child:
     """A process that has ended well."""
 
+    returncode = 0
+
     def poll(self) -> int:
         return 0
 

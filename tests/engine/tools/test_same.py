@@ -26,7 +26,7 @@ FEW = [pytest.param(each, marks=[pytest.mark.full] * bool(at), id=" ".join(each)
 
 def test_runs_of_other_lengths(runs: Runs, capsys: pytest.CaptureFixture[str]) -> None:
     """Compared is what both have: the rows to the end of the shorter one, and a checkpoint of one step."""
-    short, long = (runs.train(*words("warm-up", "--progress.epoch", epochs), name=epochs) for epochs in "12")
+    short, long = (runs.train(*words("plain", "--progress.epoch", epochs), name=epochs) for epochs in "12")
     assert tool.main([str(short), str(long)]) == 0
     out = capsys.readouterr().out
     assert "up to step 5 of 10, no checkpoints, since the runs have none of" in out

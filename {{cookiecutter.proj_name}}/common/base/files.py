@@ -60,7 +60,7 @@ def without_tilde(path: str | Path, key: str) -> Path:
 def why_unwritten(error: OSError, path: Path) -> str:
     """Say why `path` could not be written: a link that leads nowhere, or a full disk without inodes."""
     for part in (path, *path.parents):
-        if part.is_symlink() and not part.exists():
+        if os.path.islink(part) and not os.path.exists(part):  # which never raise, even for a name that is too long
             return f"{part} links to {os.readlink(part)}, which does not exist"
     text = error.strerror or str(error)
     written = Path(error.filename or path)

@@ -79,7 +79,7 @@ class Failure:
         """One line, for `status.json`."""
         first = self.title.partition("\n")[0]
         if self.during:
-            first += f" ({shorten(self.during[0], 100, placeholder=' ...')})"
+            first += f" ({shorten(', '.join(self.during), 120, placeholder=' ...')})"
         return first if self.world_size == 1 else f"rank {self.rank}: {first}"
 
     @property
