@@ -7,12 +7,14 @@ from pathlib import Path
 import pytest
 
 from common.base.errors import UserError
+from common.run.paths import RunPaths
 from tests.conftest import PROJECT, SMALL, Runs, metrics, run
 from tests.resume import words
 from tests.tools.test_same import compared, git, repository
 from tools.record.run import distance, first_difference, read, train
 from tools.same import __main__ as tool
 from tools.same import sides
+from tools.same.folders import checkpoints
 
 __all__ = ["repository"]
 CONFIGS = {
@@ -30,6 +32,19 @@ def test_runs_of_other_lengths(runs: Runs, capsys: pytest.CaptureFixture[str]) -
     assert tool.main([str(short), str(long)]) == 0
     out = capsys.readouterr().out
     assert "up to step 5 of 10, no checkpoints, since the runs have none of" in out
+
+
+def test_files_that_a_resume_set_aside_are_not_compared(runs: Runs) -> None:
+    """Neither those of steps that were trained again, nor damaged ones, even if their first bytes can be read."""
+    folder = runs.train("--progress.max_steps", "2")
+    kept = RunPaths(folder).checkpoints / "latest.pt"
+    for file in (kept.with_name("best.pt"), kept.with_name("step_00000002.pt")):
+        file.unlink()
+    assert checkpoints(folder) == {2: kept}
+    for name in ("abandoned_latest.pt", "damaged_latest.pt", "damaged_step_00000002.pt"):
+        kept.rename(kept.with_name(name))
+        assert checkpoints(folder) == {}
+        kept.with_name(name).rename(kept)
 
 
 def test_what_a_and_b_can_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -71,7 +71,7 @@ def compare_checkpoints(first: Path, second: Path, skip: tuple[str, ...] = ()) -
 
 def checkpoints(run: Path) -> dict[int, Path]:
     """Return the checkpoints of a run by their step."""
-    files = [file for file in sorted(RunPaths(run).checkpoints.glob("*.pt")) if not file.name.startswith("abandoned")]
+    files = sorted(RunPaths(run).checkpoints.glob("[!ad]*.pt"))  # neither abandoned_*.pt nor damaged_*.pt
     return {step: file for file in files if (step := step_of(file)) >= 0}
 
 
