@@ -80,7 +80,7 @@ def test_files_and_functions_are_short() -> None:
     """A file of the engine fits a few screens, and a function one."""
     for file in (TEMPLATE / "common").rglob("*.py"):
         source = file.read_text(encoding="utf-8")
-        assert len(source.splitlines()) <= 312, file
+        assert len(source.splitlines()) <= 350, file
         assert longest(source) <= 60, file
 
 

@@ -75,9 +75,8 @@ class ClassificationTask(Task):
         images = original(batch)[:limit].permute(0, 2, 3, 1).cpu().numpy()
         known = batch if isinstance(batch, Mapping) else {"label": batch["label"]}
         predictions, names = output["prediction"][:limit].tolist(), known.get("name") or [""] * limit
-        labels = predictions
-        if "label" in known:
-            labels = class_numbers(known["label"], output["logits"])[:limit].tolist()
+        is_labelled = "label" in known
+        labels = class_numbers(known["label"], output["logits"])[:limit].tolist() if is_labelled else predictions
         pictures = []
         for image, name, label, prediction, probability in zip(
             images, names, labels, predictions, output["probability"].tolist(), strict=False
@@ -87,6 +86,6 @@ class ClassificationTask(Task):
                 text = f"{legible(self.class_name(label), label)} -> {text}"
             if name:
                 text += f"\n{name if len(name) <= _LONGEST_NAME else '...' + name[3 - _LONGEST_NAME :]}"
-            is_known = "label" in known and label >= 0
-            pictures.append(draw_labelled(image, text, ok=label == prediction if is_known else None))
+            ok = label == prediction if is_labelled and label >= 0 else None
+            pictures.append(draw_labelled(image, text, ok=ok))
         return pictures
