@@ -59,6 +59,8 @@ def start_ranks(
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["train", "evaluate", "tests.ranks", "common.model.fsdp"])
     shared = {"WORLD_SIZE": str(world), "LOCAL_WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1"}
+    if world == 1:  # as torchrun starts it: variables of a single process that are set by hand say nothing
+        shared["TORCHELASTIC_RUN_ID"] = "tests"
     shared |= {"MASTER_PORT": str(free_port()), **(environment or {})}
     ranks = range(world) if only is None else only
     outputs = [folder / f"terminal{rank}.txt" for rank in ranks]
