@@ -117,7 +117,8 @@ class KeyedBatches:
 
     def _seed(self, seed: int) -> None:
         seed_all(seed)
-        self._own.seed(seed)
+        if self._own.names:
+            self._own.seed(seed)
 
 
 def loop_streams_unchanged() -> AbstractContextManager[None]:
