@@ -3,7 +3,7 @@
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from common.distributed.process import set_up_process
 from common.distributed.seed import choose_seed
 from common.failure.monitor import print_failure
 from common.failure.program import distributed_run
-from common.failure.report import EXIT_INTERRUPTED, Failure, describe, last_exchange, memory_held
+from common.failure.report import EXIT_INTERRUPTED, Failure, describe, memory_held
 from common.monitor import Monitor
 from common.monitor.log import add_to_log, setup_log, write_log_again
 from common.progress import Outcome
@@ -201,11 +201,7 @@ class RunContext:
         # A rank above 0 logs errors to the terminal too; a warning avoids that if rank 0 has printed it already.
         level = "WARNING" if not to_terminal else "CRITICAL" if failure.trace else "ERROR"
         again = self.paths.resume_command(self.argv[0]) if is_trained else ""
-        shown = failure
-        if failure.may_follow or (failure.is_boxed and not failure.trace):  # waited in vain, or ended without a word
-            exchange = last_exchange(self.paths.root / f"exchanges_rank{self.rank.rank}.json", self.rank)
-            shown = replace(failure, during=[*failure.during, exchange])
-        text = shown.text(self.paths.error_file(failure.rank) if failure.trace else None)
+        text = failure.text(self.paths.error_file(failure.rank) if failure.trace else None)
         text += f"\nto resume:  {again}" * (again != "" and failure.code != EXIT_INTERRUPTED)  # its summary has said it
         logger.opt(depth=1).log(level, "{}", text)
         rank_0_is_gone = to_terminal and failure.rank == 0 and not self.rank.is_main

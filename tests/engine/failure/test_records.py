@@ -1,7 +1,5 @@
 """What a failure leaves behind, to find its cause: who holds the memory, and which exchange never ended."""
 
-import json
-import re
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +9,6 @@ import torch
 from common.distributed import Rank
 from common.monitor.profile import ProfileConfig, record_profile
 from tests.conftest import PROJECT, Runs
-from tests.ranks import failed, start_ranks
 
 SMALL = ["--model", "{type: tests.parts.Breaks}"]
 
@@ -74,17 +71,3 @@ def test_lines_are_recorded_if_asked(device: list[Any], tmp_path: Path, memory: 
     with record_profile(ProfileConfig(memory=memory), tmp_path, None, Rank(device=torch.device(kind))):
         pass
     assert device == ([(("state",), {"stacks": "python"})] if memory and kind == "cuda" else [])
-
-
-@pytest.mark.slow
-def test_which_exchange_never_ends(runs: Runs) -> None:
-    """One rank stops in its model. The other names the exchange, and both leave theirs, to be compared."""
-    words = runs.words(*SMALL, "--dist.timeout", "3")
-    ended = failed(start_ranks(runs.root, 2, words, environment={"BREAKS": "hang 1 train 4"}))
-    waits = re.search(r"rank 0 of 2 on cpu is in (gloo:\w+) of sizes (\S.*), number (\d+) of its group", ended.texts[0])
-    assert waits, ended.texts[0]
-    records = [json.loads((runs.root / "run" / f"exchanges_rank{rank}.json").read_text()) for rank in (0, 1)]
-    ours, theirs = ([entry["profiling_name"] for entry in record["entries"]] for record in records)
-    assert len(theirs) < len(ours)
-    assert ours[: len(theirs)] == theirs
-    assert waits[1] in ours[len(theirs) :]

@@ -11,7 +11,6 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from common.distributed import Rank
-from common.failure.report import last_exchange
 from common.trainer import Trainer
 from tests.samples import Digits
 from custom.datasets.digits_dataset import DigitsDataset
@@ -102,7 +101,6 @@ def _notes(rank: Rank, folder: Path) -> dict[str, Any]:
     notes: dict[str, Any] = {
         "backend": dist.get_backend() if dist.is_initialized() else "",
         "processes": rank.world_size,
-        "exchange": last_exchange(folder / "exchanges.json", rank),
         "graph breaks": sum(counters["graph_break"].values()),
         "graphs": counters["stats"].get("unique_graphs", 0),
         "cuda graphs skipped": counters["inductor"].get("cudagraph_skips", 0),

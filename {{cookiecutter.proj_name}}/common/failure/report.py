@@ -20,7 +20,7 @@ import torch
 
 from common.base.context import with_notes
 from common.base.errors import UserError
-from common.base.files import PROJECT, write_text
+from common.base.files import PROJECT
 from common.base.process import terminal_width
 from common.distributed import Rank
 from common.failure.hints import machine_hint
@@ -196,19 +196,6 @@ def memory_held(file: Path) -> str:
         sizes[line.removeprefix(_ROOT)] += block["size"] * (block["state"] == "active_allocated")
     largest = ", ".join(f"{size / 2**30:.2f} GiB of {line}" for line, size in sizes.most_common(4))
     return f"memory held: {largest}; all of it, for pytorch.org/memory_viz: {file}"
-
-
-def last_exchange(file: Path, rank: Rank) -> str:
-    """Write what torch has on record of this process' exchanges. Returns the one that it waits in, or else the last."""
-    with suppress(Exception):  # this PyTorch keeps no record, or has none of this run
-        kind, is_nccl = ("nccl", True) if rank.backend == "nccl" else ("fr", False)
-        write_text(file, record := getattr(torch._C._distributed_c10d, f"_dump_{kind}_trace_json")().decode())
-        entries = json.loads(record)["entries"]
-        waits = (entry for entry in entries if (entry["state"] != "completed" if is_nccl else not entry["retired"]))
-        entry = next(waits, entries[-1])
-        call = f"{entry['profiling_name']} of sizes {entry['input_sizes']}, number {entry['collective_seq_id']}"
-        return f"{rank} is in {call} of its group {entry['process_group'][0]}; all: {file}"
-    return ""
 
 
 def report_to_torchrun(text: str) -> None:
