@@ -15,7 +15,7 @@ from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager, suppress
 from multiprocessing import queues, resource_tracker
 from types import TracebackType
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from torch.utils.data import DataLoader
@@ -239,8 +239,10 @@ def set_up_worker(owner: int, _: int) -> None:
         die_with_parent()
 
 
-def _end_unsent(error: BaseException, _: object) -> NoReturn:
+def _end_unsent(error: BaseException, _: object) -> None:
     """End a worker that cannot send a batch; Python would only print why."""
+    if isinstance(error, OSError) and error.errno != errno.ENOSPC and not _is_out_of_files(error):
+        return  # the connection is closed: nobody waits for this batch, and the worker is about to end
     if not _is_out_of_files(error):
         traceback.print_exception(error)
         sys.stderr.flush()
