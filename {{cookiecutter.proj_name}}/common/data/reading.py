@@ -1,6 +1,6 @@
 """Samples that are read before training, just as training reads them: twice, and again by a resume.
 
-Whatever the bits of a sample depend on besides its number shows then: a generator that nobody seeds, a counter, a cache
+Whatever the bits of a sample depend on besides its number shows then: a generator without a seed, a counter, a cache
 of augmented samples, stored data that are changed in place, files that were replaced.
 """
 

@@ -242,7 +242,7 @@ def set_up_worker(owner: int, _: int) -> None:
 def _end_unsent(error: BaseException, _: object) -> None:
     """End a worker that cannot send a batch; Python would only print why."""
     if isinstance(error, OSError) and error.errno != errno.ENOSPC and not _is_out_of_files(error):
-        return  # the connection is closed: nobody waits for this batch, and the worker is about to end
+        return  # the connection is closed: the batch is no longer wanted, and the worker is about to end
     if not _is_out_of_files(error):
         traceback.print_exception(error)
         sys.stderr.flush()

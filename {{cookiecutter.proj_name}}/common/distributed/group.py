@@ -120,7 +120,7 @@ def _connect(rank: Rank, within: float, timeout: int) -> Store:
 
 
 def _warn_of_missing(missing: str, rank: Rank, timeout: int) -> None:
-    """Log which ranks this process waits for: whoever did not mean to start several need not wait for the timeout."""
+    """Log which ranks this process waits for: a user who meant to start one need not wait for the timeout."""
     logger.warning(
         "rank {} is waiting at {}:{} for rank {} of {}, for up to {} s (dist.timeout); {}",
         *(rank.rank, rank.address, rank.port, missing, rank.world_size, timeout, ALONE),
