@@ -31,7 +31,8 @@ def vanish(trainer: Any) -> None:
         if how in ("renamed", "replaced"):
             root.rename(root.with_name("elsewhere"))
         elif how == "deleted":
-            shutil.rmtree(root)
+            while root.exists():  # the writer of TensorBoard may add a file meanwhile
+                shutil.rmtree(root, ignore_errors=True)
         elif how == "checkpoints":
             shutil.rmtree(root / "checkpoints")
         if how == "replaced":  # another run took the name

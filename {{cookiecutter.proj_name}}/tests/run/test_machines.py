@@ -50,12 +50,12 @@ def test_programs_without_streams(trained: Path, program: str) -> None:
     assert done.returncode == 0
 
 
-@pytest.mark.parametrize(("output", "code"), [("| true", 0), ("> /dev/full", 1)])
-def test_an_evaluation_is_written_before_it_is_printed(trained: Path, tmp_path: Path, output: str, code: int) -> None:
+@pytest.mark.parametrize("output", ["| true", "> /dev/full"])
+def test_an_evaluation_is_written_before_it_is_printed(trained: Path, tmp_path: Path, output: str) -> None:
     """Whoever reads the output may have left."""
     words = ["--model_pt", str(trained), "--dir.eval_dir", str(tmp_path / "eval")]
     done = shell(f'"{sys.executable}" evaluate.py "$@" {output}; exit ${{PIPESTATUS[0]}}', *words)
-    assert done.returncode == code
+    assert done.returncode == 1
     assert "loss" in (tmp_path / "eval" / "metrics.json").read_text()
     assert not (tmp_path / "eval" / "error_rank0.txt").exists()
 
