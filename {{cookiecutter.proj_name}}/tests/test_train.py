@@ -240,7 +240,7 @@ def test_a_signal_saves_and_the_run_goes_on_exactly(
     cut = runs.root / "cut"
     assert load(cut)["position"]["step"] == 3
     log = (cut / "train.log").read_text()
-    assert "saved latest.pt (step 3, " in log and f"train.py --resume {cut}\n" in log
+    assert "stopped at epoch 1, step 3" in log and f"train.py --resume {cut}\n" in log
     assert json.loads((cut / "status.json").read_text())["state"] == "stopped"
     runs.train(*words, "--resume", "auto", name="cut")
     uncut = runs.train(*words, name="uncut")
