@@ -18,7 +18,6 @@ from common.config.arguments import check_arguments, fit_arguments, is_foreign, 
 from common.config.registry import import_path
 from common.distributed.sharded import is_sharded
 from common.optim.groups import Group, GroupConfig, LayerDecayConfig, log_groups, parameter_groups
-from common.optim.rehearsal import rehearse
 from common.optim.several import Several, parts_of
 
 # Arguments with config keys of their own (lr, weight_decay), and the parameters themselves.
@@ -164,7 +163,7 @@ def _construct(cls: type[Optimizer], config: OptimizerConfig, args: dict[str, An
 def _build_part(
     cls: type[Optimizer], config: OptimizerConfig, args: dict[str, Any], groups: list[dict[str, Any]], model: nn.Module
 ) -> Optimizer:
-    """Build an optimizer, and try it. Raises `UserError` if it cannot train these parameters, and which."""
+    """Build an optimizer. Raises `UserError` if it refuses these parameters, and which."""
     named = [pair for group in groups for pair in group["params"]]
     if cls is torch.optim.SparseAdam:
         sparse = {weight for part in model.modules() if getattr(part, "sparse", False) for weight in part.parameters()}
@@ -173,16 +172,12 @@ def _build_part(
                 raise UserError(f"SparseAdam cannot train {name}: its gradient is dense; give it the groups of others")
     build = partial(_construct, cls, config, args)
     try:
-        part = build([dict(group) for group in groups])
+        return build([dict(group) for group in groups])
     except Exception as error:
         single = [pair[0] for pair in named if not _fits(build, {**groups[0], "params": [pair]})]
         hint = "; optim.groups can give it another optim_type" if single else ""
         subject = single[0] if single else type(model).__name__
         raise UserError(f"optim_type {cls.__name__} cannot train {subject}: {error}{hint}") from error
-    is_unknown = not _is_of_torch(cls) or any(is_sharded(parameter) for _, parameter in named)
-    if is_unknown and not needs_closure(part):
-        rehearse(build, groups[0], named)
-    return part
 
 
 def _fits(build: Callable[[list[Any]], Optimizer], group: dict[str, Any]) -> bool:
