@@ -1,6 +1,5 @@
 """The evaluation of training and of `evaluate.py`: each sample once, the same digits on any number of ranks."""
 
-import itertools
 import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -42,8 +41,7 @@ class Evaluator:
 
     The random generators are seeded for each batch by the run's seed, the name of the set and the batch's first sample,
     and restored afterwards: a model that draws numbers gives the same results on any number of processes, and training
-    does not depend on evaluations. What `Task.draw` draws is seeded for each sample, so it does not depend on the size
-    of batches either.
+    does not depend on evaluations.
 
     Args:
         lockstep_forward: whether every forward pass needs all processes (FSDP). A process with fewer batches then keeps
@@ -84,7 +82,7 @@ class Evaluator:
             try:
                 for batch, (_, indices) in zip(loader, loader.keys, strict=True):
                     set_seed(mix(loader.seed, name, indices[0]))
-                    self._add(seen, batch, indices, (loader.seed, name))
+                    self._add(seen, batch, indices)
                     if not self.lockstep_forward and self.stop_signal():
                         break
             except WaitInterrupted:
@@ -112,7 +110,7 @@ class Evaluator:
             with self._evaluating(), error_context(lambda where=where: where):  # type: ignore[misc]
                 batch = next(iter(loader), None)  # as it will be read, so workers start here
                 if batch is not None:
-                    batch, output, losses = self._add(seen, batch, loader.keys[0][1], ())
+                    batch, output, losses = self._add(seen, batch, loader.keys[0][1])
                     seen.gallery.finish()
                     if needs_loss and "loss" not in losses:
                         raise UserError("best.metric is loss, but the task gives no loss in validation; name a metric")
@@ -156,27 +154,20 @@ class Evaluator:
             try:
                 yield
             finally:
-                self.task.seeds = None
                 for module, training in modes.items():
                     module.training = training
 
-    def measure(self, batch: Any, seeds: Iterator[list[int]] | None = None) -> tuple[Any, Any, Losses]:
+    def measure(self, batch: Any) -> tuple[Any, Any, Losses]:
         """Run the model on a loaded batch. Returns it on the device, its output, losses."""
-        self.task.seeds = seeds
         batch = self.task.prepare_batch(self.precision.cast_batch(batch), self.rank.device)
         with self.precision.autocast():
-            return batch, *self.task(self.task.measure, batch)
+            output, losses = self.task(self.task.measure, batch)
+        return batch, output, losses
 
-    def _add(
-        self, seen: "_Pass", batch: Any, indices: Sequence[int], key: tuple[int, ...] | None = None
-    ) -> tuple[Any, Any, Losses]:
-        """Add a loaded batch of the samples `indices`. Returns it as measured, with its output and losses.
-
-        `key`: of the set; the seeds of each sample follow from it. None: they are not needed.
-        """
-        seeds = None if key is None else ([mix(*key, index, call) for index in indices] for call in itertools.count())
+    def _add(self, seen: "_Pass", batch: Any, indices: Sequence[int]) -> tuple[Any, Any, Losses]:
+        """Add a loaded batch of the samples `indices`. Returns it as measured, with its output and losses."""
         count = self.task.count(batch)
-        batch, output, losses = measured = self.measure(batch, seeds)
+        batch, output, losses = measured = self.measure(batch)
         seen.losses.add(losses, len(indices), len(indices) if count is None else int(count))
         output = self.task.post_process(output, batch)
         seen.metrics.update(output, batch, indices)

@@ -1,7 +1,7 @@
 """The interface to your code: a `Task`, and the built `Parts` of a run."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
@@ -13,7 +13,6 @@ from common.base.errors import UserError
 from common.base.text import label
 from common.data.loader import BatchStream, EvaluationLoader
 from common.data.move import to_device
-from common.distributed.seed import random_state_unchanged
 from common.evaluation.gallery import Gallery
 from common.evaluation.loss import Losses, LossFactory
 from common.evaluation.metric import MetricFactory
@@ -55,7 +54,6 @@ class Task(ModelHolder, ABC):
     classes: Sequence[str] = ()
     buffer_kinds: ClassVar[Mapping[str, str]] = {}
     unit: ClassVar[str] = "items"
-    seeds: Iterator[list[int]] | None = None  # in an evaluation: a seed per sample, for every call of `draw`
     clock: Clock | None = None  # of the run that trains this task
 
     def __init__(self, model: nn.Module, loss: LossFactory, metric: MetricFactory) -> None:
@@ -73,30 +71,6 @@ class Task(ModelHolder, ABC):
     @at.setter
     def at(self, at: TaskPosition) -> None:
         object.__setattr__(self.loss, "at", at)
-
-    def draw(self, function: Callable[..., Tensor], x: Tensor, *arguments: Any) -> Tensor:
-        """`function(x, *arguments)`, such as `self.draw(torch.randn_like, x)`, for the samples of a batch `x` (B, ...).
-
-        In an evaluation, the function is called once per sample, (1, ...), with torch's random generator seeded by the
-        number of the sample: what it draws does not depend on the rest of the batch.
-
-        Raises:
-            UserError: in an evaluation, the number of rows of `x` differs from the number of samples in the batch.
-        """
-        if self.seeds is None:
-            return function(x, *arguments)
-        seeds, rows, drawn = next(self.seeds), x.split(1), []
-        if len(seeds) != len(rows):
-            kind = type(self).__name__
-            raise UserError(f"{kind}.draw: x has {len(rows)} rows, but the batch has {len(seeds)} samples")
-        # Not `torch.manual_seed`, which takes 80 us.
-        on_cpu = x.device.type == "cpu"
-        generator = torch.default_generator if on_cpu else torch.get_device_module(x.device)
-        with random_state_unchanged(x.device):
-            for seed, row in zip(seeds, rows, strict=True):
-                generator.manual_seed(seed)
-                drawn.append(function(row, *arguments))
-        return torch.cat(drawn)
 
     @property
     def draws_pictures(self) -> bool:

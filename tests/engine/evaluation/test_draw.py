@@ -1,7 +1,6 @@
-"""Numbers that a task draws in an evaluation belong to the sample; pictures of training are drawn only where wanted."""
+"""Numbers that a dataset draws belong to the sample; pictures of training are drawn only where wanted."""
 
-import json
-from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,43 +10,37 @@ from torch import Tensor
 from common.evaluation.metric import GatheredMetric, Results
 from common.monitor.pictures import Picture
 from common.task import Task
-from tests.conftest import Runs, load, metrics, same
-from tests.ranks import start_ranks
+from tests.conftest import Runs, load, metrics
+from custom.datasets.digits_dataset import DigitsDataset
 from custom.tasks.classification_task import ClassificationTask
 
 HERE = __name__
 
 
+class Noisy(DigitsDataset):
+    """Digits with noise, as the page draws it."""
+
+    def __init__(self, data_dir: Path, mode: str, shift: int = 0) -> None:
+        super().__init__(data_dir, mode, shift)
+        self.random = True
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return {**super().__getitem__(index), "noise": torch.randn(1, 8, 8)}
+
+
 class Sampling(ClassificationTask):
-    """Images with noise, drawn three times, and a class drawn for each."""
+    """Digits with the noise of their dataset, or with noise that the task draws."""
 
-    plain = False
-
-    def noise(self, x: Tensor) -> Tensor:
-        return torch.randn_like(x) if self.plain else self.draw(torch.randn_like, x)
+    def __init__(self, plain: bool = False, **parts: Any) -> None:
+        super().__init__(**parts)
+        self.plain = plain
 
     def output(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
-        image = batch["image"]
-        for _ in range(3):
-            image = image + self.noise(image)
-        return {"logits": self.model(image), "image": image}
+        noise = torch.randn_like(batch["image"]) if self.plain else batch["noise"]
+        return {"logits": self.model(batch["image"] + noise), "noise": noise}
 
     def post_process(self, output: dict[str, Tensor], batch: dict[str, Tensor]) -> dict[str, Tensor]:
-        chosen = self.draw(torch.multinomial, output["image"].flatten(1).softmax(dim=1), 2)
-        return {**super().post_process(output, batch), "image": output["image"], "chosen": chosen}
-
-
-class PlainSampling(Sampling):
-    """The same with the numbers of the batch, as of torch alone."""
-
-    plain = True
-
-
-class TwoRows(Sampling):
-    """Draws for each sample twice, at once."""
-
-    def noise(self, x: Tensor) -> Tensor:
-        return self.draw(torch.randn_like, x.repeat(2, 1, 1, 1))[: len(x)]
+        return {**super().post_process(output, batch), "noise": output["noise"]}
 
 
 class Drawn(GatheredMetric):
@@ -56,52 +49,29 @@ class Drawn(GatheredMetric):
     higher_is_better = True
 
     def results(self, output: dict[str, Tensor], batch: dict[str, Tensor]) -> Results:
-        return {"image": output["image"].flatten(1), "chosen": output["chosen"]}
+        return {"noise": output["noise"].flatten(1)}
 
-    def compute(self, results: Results) -> dict[str, float]:
-        return {"image": float(results["image"].double().sum()), "chosen": float(results["chosen"].double().std())}
+    def compute(self, results: Results) -> float:
+        return float(results["noise"].double().sum())
 
 
-WORDS = ["--metric", f"{{$REPLACE: true, Drawn: {{type: {HERE}.Drawn}}}}", "--best.metric", "Drawn.image"]
+WORDS = ["--metric", f"{{$REPLACE: true, Drawn: {{type: {HERE}.Drawn}}}}", "--best.metric", "Drawn"]
 WORDS += ["--debug.max_samples", "40", "--batch_size", "20", "--progress.epoch", "1", "--num_workers", "0"]
+for _split in ("train", "val", "eval"):
+    WORDS += [f"--dataset.{_split}.type", f"{HERE}.Noisy"]
 
 
-@pytest.mark.parametrize("world", [1, pytest.param(2, marks=pytest.mark.slow)])
-def test_what_is_drawn_belongs_to_the_sample(runs: Runs, evaluated: Callable[..., dict[str, Any]], world: int) -> None:
-    """The same digits with any `eval_batch_size`, in training and evaluate.py; each draw is another one."""
-    folder = runs.train(*WORDS, "--task", f"{{type: {HERE}.Sampling}}", "--dataset.val.eval_batch_size", "40")
+@pytest.mark.parametrize("plain", [False, True])
+def test_what_a_dataset_draws_belongs_to_the_sample(runs: Runs, evaluated: Any, plain: bool) -> None:
+    """The same digits with any `eval_batch_size`, in training and evaluate.py; not so what a task draws."""
+    task = f"{{type: {HERE}.Sampling, plain: {str(plain).lower()}}}"
+    folder = runs.train(*WORDS, "--task", task, "--dataset.val.eval_batch_size", "40")
     path = folder / "checkpoints" / "latest.pt"
-    values = [metrics(folder, "val")[-1]["values"]]
+    found = [metrics(folder, "val")[-1]["values"]["Drawn"]]
     for size in ("1", "7", "40"):
-        words = ["--model_pt", str(path), "--split", "val", "--dataset.val.eval_batch_size", size]
-        if world == 1:
-            found = evaluated(path, *words[2:])
-        else:
-            assert set(start_ranks(runs.root, world, words, program="evaluate").codes) == {0}
-            found = json.loads((folder / "eval" / "latest_val" / "metrics.json").read_text())
-        values.append(found["values"])
-    assert len({(each["Drawn.image"], each["Drawn.chosen"]) for each in values}) == 1
-    assert values[0]["Drawn.image"] != 0
-
-
-def test_in_training_draw_is_the_function_itself(runs: Runs) -> None:
-    """The loop's random numbers; plain torch in an evaluation depends on the batch, which the guide says."""
-    folders = [
-        runs.train(
-            *WORDS, "--task", f"{{type: {HERE}.{kind}}}", "--dataset.val.eval_batch_size", size, name=kind + size
-        )
-        for kind, size in (("Sampling", "40"), ("PlainSampling", "40"), ("PlainSampling", "7"))
-    ]
-    states = [load(folder) for folder in folders]
-    assert same(states[0]["model"], states[1]["model"]) and same(states[1]["model"], states[2]["model"])
-    measured = [metrics(folder, "val")[-1]["values"]["Drawn.image"] for folder in folders]
-    assert len(set(measured)) == 3
-
-
-def test_rows_that_are_no_samples(runs: Runs) -> None:
-    """Refused in the sanity check."""
-    assert runs.fail(*WORDS, "--task", f"{{type: {HERE}.TwoRows}}") == 2
-    assert "TwoRows.draw: x has 80 rows, but the batch has 40 samples" in (runs.root / "run" / "train.log").read_text()
+        found.append(evaluated(path, "--split", "val", "--dataset.val.eval_batch_size", size)["values"]["Drawn"])
+    assert len(set(found)) == (3 if plain else 1)
+    assert found[0] != 0
 
 
 class Quiet(Task):
