@@ -290,7 +290,7 @@ def look(sample: Any) -> Seen:
     if isinstance(label, (int, np.integer, np.ndarray, Tensor)):
         number = np.asarray(label)
         if number.size == 1 and number.dtype.kind in "iu":
-            seen.label = int(number)
+            seen.label = int(number.item())
     if isinstance(image, Tensor) and image.is_floating_point() and image.ndim in (3, 4) and image.numel():
         seen.low, seen.high = (value.item() for value in image.aminmax())
     return seen
