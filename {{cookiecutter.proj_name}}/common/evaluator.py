@@ -94,9 +94,9 @@ class Evaluator:
                 raise EvaluationInterrupted(number)
             losses, samples = seen.losses.means(self.rank)
             total = {name: value for name, value in losses.items() if name == "loss" or value == losses.get("loss")}
-            metrics = seen.metrics.compute(self.task.classes if max_pictures else None)
+            metrics = seen.metrics.compute()
             pictures = seen.gallery.finish() if max_pictures else []
-            return SetResult(total | metrics | losses, samples, pictures, seen.metrics.figures)
+            return SetResult(total | metrics | losses, samples, pictures)
 
     def sanity_check(self, loaders: Sequence[EvaluationLoader], *, needs_loss: bool = False) -> None:
         """Evaluate one batch of every set, so that mistakes in evaluation show before training, not an epoch later.
@@ -207,7 +207,7 @@ def _where(loader: EvaluationLoader, done: int) -> str:
 
 
 def write_evaluation(folder: Path, result: SplitResult, **about: Any) -> None:
-    """Write `metrics.json` (full precision), and a PNG per picture and figure; named sets get a folder each."""
+    """Write `metrics.json` (full precision), and a PNG per picture; named sets get a folder each."""
     folder.mkdir(parents=True, exist_ok=True)
     for file in folder.glob("error_rank*.txt"):  # of an earlier attempt
         file.unlink(missing_ok=True)
@@ -216,5 +216,3 @@ def write_evaluation(folder: Path, result: SplitResult, **about: Any) -> None:
     for name, measured in result.sets.items():
         for number, picture in enumerate(measured.pictures):
             save_png(folder / name / f"{picture.name or f'{number:02}'}.png", picture.image)
-        for metric, figure in measured.figures.items():
-            save_png(folder / name / f"{metric}.png", figure)

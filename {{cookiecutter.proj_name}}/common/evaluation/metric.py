@@ -2,14 +2,12 @@
 
 import copy
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any, ClassVar
 
 import numpy as np
 import torch
-from numpy.typing import ArrayLike
 from torch import Tensor
 from typing_extensions import Self
 
@@ -22,7 +20,6 @@ from common.config.registry import METRIC_REGISTRY
 from common.config.schema import EditorRule
 from common.distributed import Rank, from_main, gather_objects, gather_to_main, group_hidden
 from common.evaluation.loss import Inputs, Term, look_up
-from common.monitor.pictures import Pixels, to_rgb
 
 _OWN = ("inputs",)  # keys of a metric's section that are read here; all others are its arguments
 
@@ -59,10 +56,6 @@ class Metric(ABC):
     def compute(self) -> Value:
         """Return the value(s) over everything seen, at least one sample."""
 
-    def figure(self, classes: Sequence[str]) -> ArrayLike | None:
-        """Return a picture of everything seen, as in `to_rgb`, or None. `classes`: their names, empty if unknown."""
-        return None
-
 
 class GatheredMetric(ABC):
     """A value, or several, that needs all samples together: an area under a curve, a ranking.
@@ -84,10 +77,6 @@ class GatheredMetric(ABC):
     @abstractmethod
     def compute(self, results: Results) -> Value:
         """Return the value(s) from the results of all samples."""
-
-    def figure(self, results: Results, classes: Sequence[str]) -> ArrayLike | None:
-        """Return a picture of the results, as in `to_rgb`, or None. `classes`: their names, empty if unknown."""
-        return None
 
 
 class MetricSections(EditorRule):
@@ -145,7 +134,6 @@ class MetricDict:
 
     def __init__(self, metrics: Mapping[str, Any], inputs: Mapping[str, Inputs], rank: Rank) -> None:
         self._metrics, self._inputs, self._rank = metrics, inputs, rank
-        self.figures: dict[str, Pixels] = {}  # by name; found by `compute`, in the main process
         self._buffers = {name: SampleBuffer(name) for name in metrics}
 
     def update(self, output: Any, batch: Any, indices: Sequence[int]) -> None:
@@ -170,45 +158,37 @@ class MetricDict:
         else:
             self._buffers[name].keep(found, indices)
 
-    def compute(self, classes: Sequence[str] | None = None) -> dict[str, float]:
+    def compute(self) -> dict[str, float]:
         """Values over all processes, the same on each of them: `name`, or `name.part` for a metric with several.
 
-        Every process must call this. `classes`: their names, for figures; None: no figures.
+        Every process must call this.
         """
         values: dict[str, float] = {}
         for name, metric in self._metrics.items():
             with error_context(lambda name=name: f"in metric.{name}"):  # type: ignore[misc]
-                value, draw = self._compute(name, metric)
-                values |= _numbers(name, value)
-                if self._rank.is_main and classes is not None and draw is not None:
-                    with group_hidden():
-                        figure = draw(classes)
-                    if figure is not None:
-                        self.figures[name] = to_rgb(figure)
+                values |= _numbers(name, self._compute(name, metric))
         return values
 
-    def _compute(self, name: str, metric: Any) -> tuple[Any, Callable[[Sequence[str]], ArrayLike | None] | None]:
-        """Return the value of a metric on every process, and what draws it on the main one."""
+    def _compute(self, name: str, metric: Any) -> Any:
+        """Return the value of a metric, the same on every process."""
         rank = self._rank
         if isinstance(metric, Metric):
             merged, *others = gather_objects(metric, rank)
             with group_hidden():
                 for other in others:  # in rank order on every process, so the sums are the same
                     merged.merge(other)
-                return merged.compute(), merged.figure
+                return merged.compute()
         batches = self._buffers.pop(name).gather(rank)  # held no longer than needed
-        value = draw = None
+        value = None
         if rank.is_main:
             with group_hidden():
                 if isinstance(metric, GatheredMetric):
-                    results = joined(batches)
-                    value = metric.compute(results)
-                    draw = partial(metric.figure, results)
+                    value = metric.compute(joined(batches))
                 else:  # one object sees all batches in their order: its value is the value of one process
                     for batch in batches:
                         metric.update(**batch)
                     value = metric.compute()
-        return from_main(value, rank), draw
+        return from_main(value, rank)
 
 
 def _numbers(name: str, value: Any) -> Iterator[tuple[str, float]]:

@@ -207,8 +207,6 @@ class Monitor:
             _log.bind(row=True, best=decides).info("{}", line)
             prefix = f"{split}/{name}" if name else split
             self.pictures(prefix, at, measured.pictures)
-            for metric, figure in measured.figures.items():
-                self.recorder.write("images", at.step, f"view/{prefix}/{metric}", [figure])
         if split == "val":
             self._show_on_bar(f"val {key}", result.values.get(key))
         about = {"step": at.step, "epoch": current_epoch(at), "samples": result.samples}

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from common.monitor.pictures import Picture, Pixels
+from common.monitor.pictures import Picture
 
 
 @dataclass(frozen=True)
@@ -13,13 +13,11 @@ class SetResult:
         values: `loss` (the weighted sum), each metric, and each further loss by name; the same on every process.
         samples: samples seen, over all processes.
         pictures: of the samples that the task's gallery chooses; in the main process only.
-        figures: (H, W, 3), RGB, of metrics by name; in the main process only.
     """
 
     values: dict[str, float]
     samples: int
     pictures: list[Picture] = field(default_factory=list)
-    figures: dict[str, Pixels] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -1,18 +1,14 @@
 """The confusion matrix, and the scores derived from it."""
 
 import math
-from collections.abc import Sequence
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 from typing_extensions import Self
 
 from common.config.registry import METRIC_REGISTRY
 from common.evaluation.labels import class_numbers
 from common.evaluation.metric import Metric
-from library.metrics.figures import draw_matrix
 
 
 @METRIC_REGISTRY.register()
@@ -51,10 +47,6 @@ class ConfusionMatrix(Metric):
             values |= {f"recall_{number}": value for number, value in enumerate(recall)}
             values |= {f"precision_{number}": value for number, value in enumerate(precision)}
         return values
-
-    def figure(self, classes: Sequence[str]) -> NDArray[np.uint8]:
-        """Draw the counts as a table; a cell is as dark as its share of the label."""
-        return draw_matrix(self.counts.tolist(), classes, "label", "prediction")
 
 
 def _mean(values: list[float]) -> float:
