@@ -83,7 +83,7 @@ class RunConfig:
     gpu_ids: Annotated[
         int | list[int] | Literal["all", "mps"],
         BeforeValidator(_devices),
-        Field(description="-1: CPU; one or more CUDA devices, or all: one process each; mps: the GPU of a Mac"),
+        Field(description="-1: CPU; one or more GPUs, or all: one process each; mps: the GPU of a Mac"),
     ] = -1
     batch_size: Annotated[int, Field(ge=1, description="samples per process and forward pass")] = 64
     num_workers: Annotated[int, Field(ge=0, description="loader workers per process; 0: read without workers")] = 0

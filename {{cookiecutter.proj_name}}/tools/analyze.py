@@ -18,6 +18,7 @@ from common.base.context import error_context
 from common.base.errors import UserError
 from common.base.files import output_file, write_text
 from common.build import build_stream, build_task
+from common.distributed import has_streams
 from common.distributed.process import set_up_process
 from common.distributed.seed import choose_seed
 from common.model import prepare
@@ -88,10 +89,10 @@ class ProfiledTask:
             timer = Timer("call()", globals={"call": call}, num_threads=torch.get_num_threads())
             times = timer.blocked_autorange()  # after a warm-up; the device is waited for
             result |= {f"flops_{name}": count_flops(call)["Global"], f"seconds_{name}": [times.median, times.iqr]}
-        if self.device.type == "cuda":
-            torch.cuda.reset_peak_memory_stats(self.device)
+        if has_streams(self.device):
+            torch.accelerator.reset_peak_memory_stats(self.device)
             self.train()
-            result["bytes_peak"] = torch.cuda.max_memory_allocated(self.device)
+            result["bytes_peak"] = torch.accelerator.max_memory_allocated(self.device)
         return result
 
     def modules(self, depth: int) -> list[dict[str, Any]]:

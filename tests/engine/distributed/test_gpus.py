@@ -17,6 +17,7 @@ from common.base.errors import UserError
 from common.data.loader import LoaderConfig, make_loader
 from common.distributed import DistConfig, find_rank, group, spawn
 from common.distributed.launch import read_launch
+from common.distributed.process import set_up_process
 from common.distributed.seed import random_state, set_random_state
 from common.optim.precision import PrecisionConfig, build_precision
 import train
@@ -108,11 +109,12 @@ def test_the_device_is_set_before_the_group(monkeypatch: pytest.MonkeyPatch) -> 
         order.append((backend, options["rank"], options["device_id"]))
         raise InterruptedError
 
-    monkeypatch.setattr(torch.cuda, "set_device", order.append)
+    monkeypatch.setattr(torch.accelerator, "set_device_index", order.append)
     monkeypatch.setattr(group, "_open_store", meet)
     monkeypatch.setattr(group, "_join_round", lambda *_: 1)
     monkeypatch.setattr(dist, "init_process_group", init)
     with pytest.raises(InterruptedError):
+        set_up_process(DistConfig(), place)
         group.start(place, DistConfig())
     assert order == [place.device, "meet", ("nccl", 1, place.device)]
 

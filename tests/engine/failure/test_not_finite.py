@@ -235,29 +235,38 @@ def test_nothing_of_it_is_saved(runs: Runs) -> None:
 
 
 class OnGpu(torch.Tensor):
-    """A loss that says it is on a GPU."""
+    """A value that says it is on a GPU."""
 
-    is_cpu, is_cuda = False, True
+    is_cpu, device = False, torch.device("cuda", 0)
 
 
-def test_a_gpu_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its value is looked at with the next loss, before that one's optimizer step."""
-    waited: list[int] = []
-    event = SimpleNamespace(record=lambda: None, synchronize=lambda: waited.append(1))
-    monkeypatch.setattr(torch.cuda, "Event", lambda: event)
+@pytest.fixture
+def arrived(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[bool]]:
+    """Whether copies from the GPU have arrived, as its last entry; nothing waits for them but where `True` is."""
+    state = [False]
+
+    def wait() -> None:
+        assert state[-1], "the host waits for the GPU"
+
+    event = SimpleNamespace(record=lambda: None, query=lambda: state[-1], synchronize=wait)
+    monkeypatch.setattr(torch, "Event", lambda device: event)
+    yield state
+
+
+def test_a_gpu_is_not_waited_for(monkeypatch: pytest.MonkeyPatch, arrived: list[bool]) -> None:
+    """Its value is looked at with the next loss after it has arrived."""
     monkeypatch.setattr(finite, "bad_loss", lambda step, *_: ArithmeticError(f"step {step}"))
     check = finite.LossCheck(Mock(), Mock(), Mock())
-    check(1, torch.tensor(1.0).as_subclass(OnGpu))
-    check(2, torch.tensor(math.nan).as_subclass(OnGpu))
-    assert len(waited) == 1
+    for step, value in ((1, 1.0), (2, math.nan), (3, 1.0)):
+        check(step, torch.tensor(value).as_subclass(OnGpu))
+    arrived.append(True)
     with pytest.raises(ArithmeticError, match="step 2"):
-        check(3, torch.tensor(1.0).as_subclass(OnGpu))
+        check(4, torch.tensor(1.0).as_subclass(OnGpu))
 
 
-def test_a_gradient_on_a_gpu_comes_before_the_loss_that_follows_from_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    waited: list[int] = []
-    event = SimpleNamespace(record=lambda: None, synchronize=lambda: waited.append(1))
-    monkeypatch.setattr(torch.cuda, "Event", lambda: event)
+def test_a_gradient_on_a_gpu_comes_before_the_loss_that_follows_from_it(
+    monkeypatch: pytest.MonkeyPatch, arrived: list[bool]
+) -> None:
     monkeypatch.setattr(finite, "bad_loss", lambda step, *_: ArithmeticError(f"loss of step {step}"))
     monkeypatch.setattr(finite, "not_finite", lambda what, _: ArithmeticError(what))
     stream = SimpleNamespace(samples=lambda at, everywhere: [[3, 1], [2]])
@@ -265,7 +274,7 @@ def test_a_gradient_on_a_gpu_comes_before_the_loss_that_follows_from_it(monkeypa
     for step, value in ((1, 1.0), (2, math.nan)):
         check(step, torch.tensor(value).as_subclass(OnGpu))
         check.gradient(Position(step - 1), "all", torch.tensor(math.nan).as_subclass(OnGpu))
-    assert len(waited) == 1  # as without gradients
+    arrived.append(True)
     with pytest.raises(ArithmeticError, match=r"the gradient of step 1, of train samples 1, 2, 3, has the norm nan"):
         check(3, torch.tensor(1.0).as_subclass(OnGpu))
     with pytest.raises(ArithmeticError, match="the gradient of step 2"):

@@ -134,7 +134,7 @@ def compare(old: Mapping[str, Any], new: Mapping[str, Any], *, other_val: bool) 
     if missing:
         changed["missing"].append(f"{', '.join(missing)} (the checkpoint does not record them)")
     if not new["device"].startswith("cpu") and not new["deterministic"]:
-        changed["breaks"].append("CUDA without dist.deterministic strict")
+        changed["breaks"].append("a GPU without dist.deterministic strict")
     if "compiled" in new["model"]:
         changed["missing"].append("torch.compile, whose code may depend on the shapes that it saw first")
     return changed, ", ".join(compared)

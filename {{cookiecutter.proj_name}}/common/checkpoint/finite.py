@@ -1,8 +1,10 @@
 """Infinities and NaNs, found before they reach a checkpoint; and steps that are skipped because of them."""
 
 import math
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,7 +16,7 @@ from common.checkpoint.saver import Saver
 from common.checkpoint.state import RunState
 from common.data.loader import BatchStream
 from common.data.whereabouts import bad_samples, sample_text
-from common.distributed import Rank, from_main, gather_objects, sum_over_ranks
+from common.distributed import Rank, from_main, gather_objects, has_streams, sum_over_ranks
 from common.distributed.buffers import keep_buffers
 from common.distributed.sharded import local
 from common.failure.program import TrainingError
@@ -40,39 +42,23 @@ def are_finite(tensors: Sequence[Tensor]) -> bool:
 class LossCheck:
     """Ends the run before the optimizer uses a loss or a gradient of this process that is not finite.
 
-    On the CPU a loss is checked before the backward pass, which no other process can then finish. It does not wait for
-    a GPU: values are copied while the GPU continues, and checked in the next batches. So at most two steps are taken
-    with one, and they are never saved, see `Trainer.check_losses`.
+    On the CPU a loss is checked before the backward pass, which no other process can then finish. The host never waits
+    for a GPU: values are copied while it continues, and checked as soon as one is asked for after they have come. So a
+    few steps may be taken with a bad one; they are never saved, see `Trainer.check_losses`.
     """
 
     def __init__(self, stream: BatchStream, saver: Saver, rank: Rank) -> None:
         self._about = stream, saver, rank
-        self._loss: _Copied | None = None  # of the last batch
-        self._norms: list[tuple[Position, str, _Copied]] = []  # of gradients
+        self._coming = deque[_Copied]()  # losses and norms of gradients, in the order in which they were computed
 
     def __call__(self, step: int, loss: Tensor) -> None:
-        """Check the loss of `step`, counted from 1; on a GPU, the loss before it."""
-        if not isinstance(loss, Tensor) or loss.numel() != 1:
-            return  # `backward` says what is wrong
-        if loss.is_cpu:
-            if not math.isfinite(loss.item()):
-                raise bad_loss(step, *self._about)
-        elif loss.is_cuda:
-            before = self._loss
-            self._loss = _Copied(step, loss)
-            if before is not None:
-                before.event.synchronize()  # the norms of earlier steps were copied before it
-                self._check_norms(before.step)
-                if not math.isfinite(before.value.item()):
-                    raise bad_loss(before.step, *self._about)
+        """Check the loss of `step`, counted from 1; on a GPU, those before it that have come."""
+        if isinstance(loss, Tensor) and loss.numel() == 1:  # of any other, `backward` says what is wrong
+            self._check(loss, lambda _: bad_loss(step, *self._about))
 
     def gradient(self, at: Position, update: str, norm: Tensor) -> None:
-        """Check the gradient of an update of the step that begins `at`, by its norm; one on a GPU in a later batch."""
-        if norm.is_cpu:
-            if not math.isfinite(norm.item()):
-                raise self.bad_gradient(at, update, norm.item())
-        elif norm.is_cuda:
-            self._norms.append((at, update, _Copied(at.step + 1, norm)))
+        """Check the gradient of an update of the step that begins `at`, by its norm; one on a GPU later."""
+        self._check(norm, partial(self.bad_gradient, at, update))
 
     def bad_gradient(self, at: Position, update: str, norm: float) -> TrainingError:
         """Return the error for a gradient that is not finite though the losses are: it is the sum over all samples."""
@@ -86,25 +72,30 @@ class LossCheck:
 
     def finish(self) -> None:
         """Check what was copied. Waits for the device."""
-        for _, _, copied in self._norms:
-            copied.event.synchronize()
-        self._check_norms(math.inf)
+        while self._coming:
+            self._coming[0].event.synchronize()
+            self._coming.popleft().check()
 
-    def _check_norms(self, before: float) -> None:
-        while self._norms and self._norms[0][2].step < before:
-            at, update, copied = self._norms.pop(0)
-            if not math.isfinite(copied.value.item()):
-                raise self.bad_gradient(at, update, copied.value.item())
+    def _check(self, value: Tensor, error: Callable[[float], TrainingError]) -> None:
+        if has_streams(value.device):
+            self._coming.append(_Copied(value, error))
+            while self._coming and self._coming[0].event.query():
+                self._coming.popleft().check()
+        elif value.is_cpu and not math.isfinite(value.item()):  # that of an Apple GPU waits for the next log line
+            raise error(value.item())
 
 
 class _Copied:
     """A scalar on its way from the device; `event`: when it has come."""
 
-    def __init__(self, step: int, value: Tensor) -> None:
-        self.step = step
-        self.event = torch.cuda.Event()
-        self.value = value.detach().to("cpu", non_blocking=True)
+    def __init__(self, value: Tensor, error: Callable[[float], TrainingError]) -> None:
+        self.value, self.error = value.detach().to("cpu", non_blocking=True), error
+        self.event = torch.Event(value.device)
         self.event.record()
+
+    def check(self) -> None:
+        if not math.isfinite(self.value.item()):
+            raise self.error(self.value.item())
 
 
 class ScaledSteps:

@@ -22,7 +22,7 @@ from common.checkpoint.checksum import weights_digest
 from common.checkpoint.folder import CheckpointFolder
 from common.config import section
 from common.config.registry import AFTER_SAVE_REGISTRY, RegisteredList
-from common.distributed import Rank
+from common.distributed import Rank, has_streams
 from common.distributed.sharded import is_sharded, local
 from common.progress import StepInterval
 
@@ -177,16 +177,16 @@ class Saver(AbstractContextManager["Saver"]):
                 return None
             if value.numel() and identity in seen:
                 return seen[identity]
-            buffer, on_cuda = self._buffers.get(path), value.device.type == "cuda"
+            buffer, later = self._buffers.get(path), has_streams(value.device)
             if buffer is None or buffer.shape != value.shape or buffer.dtype != value.dtype:
-                buffer = torch.empty(value.shape, dtype=value.dtype, pin_memory=on_cuda)
-            buffer.copy_(value.detach(), non_blocking=on_cuda)
+                buffer = torch.empty(value.shape, dtype=value.dtype, pin_memory=later)
+            buffer.copy_(value.detach(), non_blocking=later)
             self._buffers[path] = seen[identity] = buffer
             return buffer
 
         copy = map_leaves(state, copy_tensor)
-        if torch.cuda.is_initialized():
-            torch.cuda.synchronize()
+        if has_streams(self.rank.device):
+            torch.accelerator.synchronize(self.rank.device)
         return copy
 
 

@@ -19,7 +19,7 @@ from common.data.move import Loaded
 from common.data.plan import EpochPlan, GlobalBatch, evaluation_keys
 from common.data.view import kind_of
 from common.data.workers import OtherProcess, WaitInterrupted, context_of, end_workers, read, set_up_worker
-from common.distributed import Rank
+from common.distributed import Rank, has_streams
 from common.progress import Position
 
 
@@ -41,7 +41,7 @@ class LoaderConfig:
         Field(description="train: order of an epoch's samples: shuffle, sequential, weighted, balanced, or your own"),
     ] = field(default_factory=lambda: {"type": "shuffle"})
     drop_last: Annotated[bool, Field(description="train: leave out an epoch's last step if it is not full")] = False
-    pin_memory: Annotated[bool | None, Field(description="page-locked batches; null: on when training on CUDA")] = None
+    pin_memory: Annotated[bool | None, Field(description="page-locked batches; null: on when training on a GPU")] = None
     start_method: Annotated[
         Literal["fork", "spawn", "forkserver"] | None,
         Field(description="how workers start; null: Python's default; spawn, forkserver: for datasets that use CUDA"),
@@ -250,7 +250,7 @@ def make_loader(
         **sampling,
         collate_fn=Loaded,
         num_workers=worker,
-        pin_memory=device.type == "cuda" if config.pin_memory is None else config.pin_memory,
+        pin_memory=has_streams(device) if config.pin_memory is None else config.pin_memory,
         prefetch_factor=config.prefetch if worker else None,
         persistent_workers=config.persistent and worker > 0 and "batch_sampler" in sampling,
         timeout=config.timeout if worker else 0,

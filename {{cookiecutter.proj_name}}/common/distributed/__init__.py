@@ -18,6 +18,7 @@ from common.distributed.collectives import max_over_ranks as max_over_ranks
 from common.distributed.collectives import sum_over_ranks as sum_over_ranks
 from common.distributed.config import DistConfig as DistConfig
 from common.distributed.devices import find_rank as find_rank
+from common.distributed.devices import has_streams as has_streams
 from common.distributed.group import check_alike as check_alike
 from common.distributed.group import check_same as check_same
 from common.distributed.group import finish as finish

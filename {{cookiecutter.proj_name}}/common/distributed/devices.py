@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 import torch
+import torch.distributed as dist
 
 from common.base.errors import UserError
 from common.distributed.config import DistConfig
@@ -14,11 +15,25 @@ from common.distributed.rank import Rank
 GpuIds = int | list[int] | str
 
 
+def has_streams(device: torch.device) -> bool:
+    """Return whether a device works later than it is told to, from page-locked memory if asked, and counts its memory.
+
+    Every accelerator does but an Apple GPU: an asynchronous copy to that one may read memory that has been reused.
+    """
+    return device.type not in ("cpu", "mps")
+
+
+def _kind() -> str:
+    """Return the kind of device that a number in `gpu_ids` means. An Apple GPU must be asked for by name."""
+    found = torch.accelerator.current_accelerator()
+    return "cuda" if found is None or found.type == "mps" else found.type
+
+
 def find_rank(gpu_ids: GpuIds, config: DistConfig, environment: Mapping[str, str] = os.environ) -> Rank:
     """Determine this process' `Rank` from the launcher's variables and the requested devices. Starts nothing.
 
     Args:
-        gpu_ids: -1 computes on CPU; otherwise the CUDA device(s) of this host to use, one process each; "all": every
+        gpu_ids: -1 computes on CPU; otherwise the GPU(s) of this host to use, one process each; "all": every
             visible one; "mps": the GPU of an Apple computer, which one process uses.
 
     Raises:
@@ -32,13 +47,13 @@ def find_rank(gpu_ids: GpuIds, config: DistConfig, environment: Mapping[str, str
             "dist.processes out: only --dist.launcher spawn starts them here"
         )
     # Slurm may give each task its own GPU, visible as number 0; if they share one, NCCL fails with a duplicate GPU.
-    own_gpu = rank.launcher == "slurm" and rank.local_world > 1 and torch.cuda.device_count() == 1
+    own_gpu = rank.launcher == "slurm" and rank.local_world > 1 and torch.get_device_module(_kind()).device_count() == 1
     device = host_devices(gpu_ids, rank.local_world, own_gpu)[rank.local_rank]
     backend = config.distributed_backend
-    if backend == "nccl" and device.type == "cpu":
+    if backend == "nccl" and device.type != "cuda":
         raise UserError("dist.distributed_backend: nccl needs CUDA devices; use gloo or auto with --gpu_ids -1")
     if backend == "auto":
-        backend = "nccl" if device.type == "cuda" else "gloo"
+        backend = dist.get_default_backend_for_device(device)
     return replace(
         rank,
         device=device,
@@ -61,9 +76,10 @@ def host_devices(gpu_ids: GpuIds, processes: int | None, own_gpu: bool = False) 
     if gpu_ids in (-1, [-1]):
         return [torch.device("cpu")] * (processes or 1)
     if own_gpu:
-        return [torch.device("cuda", 0)] * (processes or 1)
+        return [torch.device(_kind(), 0)] * (processes or 1)
     has_mps = torch.backends.mps.is_available()
-    kind, count = ("mps", int(has_mps)) if gpu_ids == "mps" else ("cuda", torch.cuda.device_count())
+    kind = "mps" if gpu_ids == "mps" else _kind()
+    count = int(has_mps) if kind == "mps" else torch.get_device_module(kind).device_count()
     if count == 0:
         other = ", or mps for the Apple GPU" if has_mps else ""
         raise UserError(

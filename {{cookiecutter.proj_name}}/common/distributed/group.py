@@ -31,13 +31,11 @@ _GRACE_S = 5.0  # so torch's own timeout comes first, and the others can read th
 
 
 def start(rank: Rank, config: DistConfig) -> Rank:
-    """Set the device, then join the process groups; a single process joins none. Returns the rank to use.
+    """Join the process groups; a single process joins none. Returns the rank to use.
 
     Raises:
         UserError: some processes could not be reached within `dist.timeout` seconds.
     """
-    if rank.device.type == "cuda":
-        torch.cuda.set_device(rank.device)
     if rank.is_single_process and not rank.launcher_hosts_store:
         return rank
     timeout = timedelta(seconds=config.timeout)

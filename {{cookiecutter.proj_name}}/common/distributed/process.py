@@ -6,15 +6,17 @@ from collections.abc import Mapping
 import torch
 
 from common.base.process import available_cores
-from common.distributed import DistConfig, Rank
+from common.distributed import DistConfig, Rank, has_streams
 
 
 def set_up_process(config: DistConfig, rank: Rank) -> None:
-    """Set determinism, cuDNN, threads and open files, from the config and the number of processes."""
+    """Set the device, determinism, cuDNN and threads, from the config and the number of processes."""
     if config.deterministic != "off":
         # cuBLAS reads this when it starts, so it must be set before the first CUDA call.
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(True, warn_only=config.deterministic == "warn")
+    if has_streams(rank.device):
+        torch.accelerator.set_device_index(rank.device)  # what waits, draws or counts memory means this one
     torch.backends.cudnn.benchmark = config.cudnn_benchmark and config.deterministic == "off"
     if config.reduction == "fixed" and "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(1)  # the last bits of a sum depend on this number, which no other may decide

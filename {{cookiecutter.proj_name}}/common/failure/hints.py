@@ -9,7 +9,7 @@ _SHARED_MEMORY = (
 )
 # Patterns of an error's type and message, and of the line that raised it; the first match is used.
 _HINTS = {
-    "Cannot re-initialize CUDA in forked|CUDA error: initialization error": (
+    r"Cannot re-initialize \w+ in forked|CUDA error: initialization error": (
         "a worker process that was forked cannot use the GPU: keep the dataset on the CPU, or start workers with "
         "--loader.start_method forkserver, or use none (--num_workers 0)"
     ),

@@ -17,7 +17,7 @@ from torch.distributed.tensor import DTensor
 
 from common.base.errors import UserError
 from common.base.nested import map_leaves
-from common.distributed import DistConfig, Rank, share_buffers
+from common.distributed import DistConfig, Rank, has_streams, share_buffers
 from common.distributed.sharded import is_sharded, local
 from common.model.blocks import norms_with_statistics
 from common.model.config import FsdpConfig
@@ -53,7 +53,7 @@ class Sharded(Strategy):
         self.rank = rank
         model = task.model
         policy = _policy(config, precision, model)
-        offload = CPUOffloadPolicy(pin_memory=rank.device.type == "cuda") if config.cpu_offload else OffloadPolicy()
+        offload = CPUOffloadPolicy(pin_memory=has_streams(rank.device)) if config.cpu_offload else OffloadPolicy()
         holding = [block for block in blocks if any(True for _ in block.parameters())]
         shard = partial(fully_shard, mesh=mesh, offload_policy=offload)
         inner = replace(policy, output_dtype=None)

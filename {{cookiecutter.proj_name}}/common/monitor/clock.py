@@ -10,6 +10,8 @@ from time import perf_counter
 
 import torch
 
+from common.distributed import has_streams
+
 
 @dataclass(frozen=True)
 class Timing:
@@ -102,10 +104,10 @@ class Clock:
 
 
 def peak_memory(device: torch.device) -> int:
-    """Peak memory in bytes: of tensors on a CUDA device since the last call, elsewhere of this process so far."""
-    if device.type == "cuda":
-        peak = torch.cuda.max_memory_allocated(device)
-        torch.cuda.reset_peak_memory_stats(device)
+    """Peak memory in bytes: of tensors on a GPU since the last call, elsewhere of this process so far."""
+    if has_streams(device):
+        peak = torch.accelerator.max_memory_allocated(device)
+        torch.accelerator.reset_peak_memory_stats(device)
         return peak
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024

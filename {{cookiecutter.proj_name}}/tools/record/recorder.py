@@ -204,5 +204,6 @@ def random_states() -> Iterator[tuple[str, bytes]]:
     yield "python", repr(random.getstate()).encode()
     yield "numpy", repr(numpy.random.get_state()).encode()
     yield "torch", bytes(torch.get_rng_state().numpy().data)
-    if torch.cuda.is_initialized():
-        yield "cuda", bytes(torch.cuda.get_rng_state().numpy().data)
+    device = torch.accelerator.current_accelerator()
+    if device is not None and device.type != "mps" and torch.get_device_module(device).is_initialized():
+        yield device.type, bytes(torch.get_device_module(device).get_rng_state().numpy().data)

@@ -228,7 +228,7 @@ def run_trials(
 
 def devices(gpu_ids: Any, jobs: int) -> list[list[str]]:
     """For each of `jobs` runs at a time, the words that give it its share of the GPUs; all shares are equal."""
-    gpus = list(range(torch.cuda.device_count())) if gpu_ids == "all" else gpu_ids
+    gpus = list(range(torch.accelerator.device_count())) if gpu_ids == "all" else gpu_ids
     gpus = [gpus] if isinstance(gpus, int) else gpus
     if jobs == 1 or not isinstance(gpus, list) or not gpus or gpus == [-1]:
         return [[] for _ in range(jobs)]
