@@ -14,7 +14,7 @@ from common.base.text import label
 from common.config.names import join_names
 from common.data.class_counts import warn_of_sorted_classes
 from common.data.loader import EvaluationLoader, TrainStream
-from common.data.reading import look, varying
+from common.data.reading import image_range, varying
 from common.data.shared_samples import spread
 from common.distributed.seed import set_seed
 from common.evaluation.gallery import rows
@@ -49,8 +49,7 @@ class FirstBatch:
         """Check a batch that is on the device, in evaluation mode and without gradients."""
         name, values = label(loader.split, loader.name), to_floats([losses])[0]
         if loader.split == "eval":
-            seen = look(batch)
-            warn_of_range(name, seen.low, seen.high)
+            warn_of_range(name, *image_range(batch))
         warn_of_missing_zero(name, batch, output)
         warn_of_nan(name, loader.keys[0][1], batch, values)
         if loader.split == "val" and self._is_reference:

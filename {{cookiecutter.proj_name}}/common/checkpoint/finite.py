@@ -72,8 +72,9 @@ class LossCheck:
 
     def finish(self) -> None:
         """Check what was copied. Waits for the device."""
+        if self._coming:
+            self._coming[-1].event.synchronize()  # the others came before it
         while self._coming:
-            self._coming[0].event.synchronize()
             self._coming.popleft().check()
 
     def _check(self, value: Tensor, error: Callable[[float], TrainingError]) -> None:

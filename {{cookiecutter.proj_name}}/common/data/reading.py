@@ -286,14 +286,22 @@ def look(sample: Any) -> Seen:
     if isinstance(sample, (list, tuple)):
         entries = {f"[{number}]": value for number, value in enumerate(sample)}
     seen = Seen({str(name): checksum(value) for name, value in entries.items()} or {"the sample": checksum(sample)})
-    label, image = entries.get("label"), entries.get("image")
+    label = entries.get("label")
     if isinstance(label, (int, np.integer, np.ndarray, Tensor)):
         number = np.asarray(label)
         if number.size == 1 and number.dtype.kind in "iu":
             seen.label = int(number.item())
-    if isinstance(image, Tensor) and image.is_floating_point() and image.ndim in (3, 4) and image.numel():
-        seen.low, seen.high = (value.item() for value in image.aminmax())
+    seen.low, seen.high = image_range(sample)
     return seen
+
+
+def image_range(sample: Any) -> tuple[float, float]:
+    """Return the least and the greatest value of `image` in a sample or a batch, on any device; of none, inf and -inf."""
+    image = sample.get("image") if isinstance(sample, Mapping) else None
+    if isinstance(image, Tensor) and image.is_floating_point() and image.ndim in (3, 4) and image.numel():
+        low, high = torch.stack(image.aminmax()).tolist()
+        return low, high
+    return math.inf, -math.inf
 
 
 def checksum(value: Any) -> str:
