@@ -113,8 +113,8 @@ def test_the_device_is_set_before_the_group(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(group, "_open_store", meet)
     monkeypatch.setattr(group, "_join_round", lambda *_: 1)
     monkeypatch.setattr(dist, "init_process_group", init)
+    set_up_process(DistConfig(), place)
     with pytest.raises(InterruptedError):
-        set_up_process(DistConfig(), place)
         group.start(place, DistConfig())
     assert order == [place.device, "meet", ("nccl", 1, place.device)]
 

@@ -241,7 +241,7 @@ class OnGpu(torch.Tensor):
 
 
 @pytest.fixture
-def arrived(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[bool]]:
+def arrived(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     """Whether copies from the GPU have arrived, as its last entry; nothing waits for them but where `True` is."""
     state = [False]
 
@@ -250,7 +250,7 @@ def arrived(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[bool]]:
 
     event = SimpleNamespace(record=lambda: None, query=lambda: state[-1], synchronize=wait)
     monkeypatch.setattr(torch, "Event", lambda device: event)
-    yield state
+    return state
 
 
 def test_a_gpu_is_not_waited_for(monkeypatch: pytest.MonkeyPatch, arrived: list[bool]) -> None:

@@ -296,7 +296,7 @@ def look(sample: Any) -> Seen:
 
 
 def image_range(sample: Any) -> tuple[float, float]:
-    """Return the least and the greatest value of `image` in a sample or a batch, on any device; of none, inf and -inf."""
+    """Return the least and the greatest value of `image` in a sample or a batch; of none, inf and -inf."""
     image = sample.get("image") if isinstance(sample, Mapping) else None
     if isinstance(image, Tensor) and image.is_floating_point() and image.ndim in (3, 4) and image.numel():
         low, high = torch.stack(image.aminmax()).tolist()

@@ -49,7 +49,7 @@ def find_rank(gpu_ids: GpuIds, config: DistConfig, environment: Mapping[str, str
     # Slurm may give each task its own GPU, visible as number 0; if they share one, NCCL fails with a duplicate GPU.
     own_gpu = rank.launcher == "slurm" and rank.local_world > 1 and torch.get_device_module(_kind()).device_count() == 1
     device = host_devices(gpu_ids, rank.local_world, own_gpu)[rank.local_rank]
-    backend = config.distributed_backend
+    backend: str = config.distributed_backend
     if backend == "nccl" and device.type != "cuda":
         raise UserError("dist.distributed_backend: nccl needs CUDA devices; use gloo or auto with --gpu_ids -1")
     if backend == "auto":
