@@ -13,10 +13,10 @@ from common.config import ConfigError
 import evaluate
 import train
 from tests.conftest import CONFIG, Runs, load, metrics, same
-from tests.parts import Tower
 from tests.ranks import several
 from tests.resume import differing, final
 from tests.resume import words as resumable
+from tests.small import Tower
 from tests.test_stages import CE, EACH_STEP, LOSSES, PLATEAU, THREE, TOWER, log, model
 from tests.test_task import QUIET, TURNS, apart
 

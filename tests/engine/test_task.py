@@ -15,9 +15,9 @@ from common.evaluation.metric import MetricFactory
 from common.monitor.pictures import Picture
 from common.trainer import Trainer
 from tests.conftest import Runs, load, metrics, same
-from tests.parts import Plain
 from tests.ranks import several
 from tests.resume import cut, differing, final, words
+from tests.small import Plain
 from tests.test_task import PLAIN, apart, log, of
 from custom.tasks.classification_task import ClassificationTask
 
@@ -36,7 +36,7 @@ def test_two_processes_train_it_as_one(runs: Runs, strategy: str) -> None:
 
 def test_a_checkpoint_of_before_is_read(runs: Runs, evaluated: Callable[..., dict[str, Any]]) -> None:
     """When losses were parts of the model, and `task` no part of a checkpoint."""
-    given = ["--loss", "{$REPLACE: true, tests.parts.Learned: {}}", *PLAIN]
+    given = ["--loss", "{$REPLACE: true, tests.small.Learned: {}}", *PLAIN]
     uncut = runs.train(*words("warm-up", *given), name="uncut")
     cut(runs, "warm-up", 8, *given)
     file = runs.root / "cut" / "checkpoints" / "latest.pt"

@@ -23,7 +23,7 @@ from custom.datasets.digits_dataset import DigitsDataset
 
 def test_what_the_constructor_of_a_data_set_draws_is_seeded(runs: Runs) -> None:
     """Each start has the same data."""
-    words = [word for split in ("train", "val") for word in (f"--dataset.{split}.type", "tests.parts.DrawnDigits")]
+    words = [word for split in ("train", "val") for word in (f"--dataset.{split}.type", "tests.small.DrawnDigits")]
     words += ["--progress.epoch", "1"]
     first, second = load(runs.train(*words, name="a")), load(runs.train(*words, name="b"))
     assert same(first["model"], second["model"]) and first["values"] == second["values"]
@@ -86,7 +86,7 @@ def test_initial_evaluation(runs: Runs) -> None:
 @pytest.mark.parametrize("name", ["LBFGS", "SGD", "rmsprop", "torch.optim.NAdam"])
 def test_optimizers_by_name(runs: Runs, name: str) -> None:
     """Any torch optimizer trains, LBFGS with its closure too."""
-    words = ["--model", "{type: tests.parts.Plain}", "--optim.optim_type", name, "--optim.lr", "0.01"]
+    words = ["--model", "{type: tests.small.Plain}", "--optim.optim_type", name, "--optim.lr", "0.01"]
     folder = runs.train(*words)
     losses = [entry["values"]["loss"] for entry in metrics(folder, "val")]
     assert losses[-1] < losses[0]
@@ -115,11 +115,11 @@ def test_clipping_and_its_norm(runs: Runs) -> None:
 
 def test_debug_names_the_operation(runs: Runs) -> None:
     """Anomaly detection says which operation made a gradient that is not a number, and where it was called."""
-    loss = "{$REPLACE: true, ce: {type: tests.parts.NanGradient, at: 3}}"
+    loss = "{$REPLACE: true, ce: {type: tests.small.NanGradient, at: 3}}"
     assert runs.fail("--loss", loss, "--debug.debug_mode", "true") == 1
     log = (runs.root / "run" / "train.log").read_text()
     assert "Backward0' returned nan values" in log
-    assert "tests/parts.py" in log
+    assert "tests/small.py" in log
 
 
 @pytest.mark.slow
@@ -212,7 +212,7 @@ def test_a_hang_up_under_nohup(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> N
     """The terminal is closed; who said nohup wants the run to continue."""
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     monkeypatch.setenv("SIGNAL_AT", f"3 {int(signal.SIGHUP)}")
-    words = ["--loss", "{$REPLACE: true, entropy: {type: tests.parts.Signalled}}", "--best.metric", "entropy"]
+    words = ["--loss", "{$REPLACE: true, entropy: {type: tests.small.Signalled}}", "--best.metric", "entropy"]
     try:
         folder = runs.train(*words)
     finally:

@@ -23,7 +23,7 @@ SMALL = [
     "--config", "configs/default.yaml", "--debug.max_samples", "160", "--progress.epoch", "2",
     "--progress.epoch_eval", "-1", "--monitor.writers", "[]",
 ]  # fmt: skip
-PLAIN = ["--model", "{$REPLACE: true, type: tests.parts.Plain}"]
+PLAIN = ["--model", "{$REPLACE: true, type: tests.small.Plain}"]
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
 
 
@@ -128,7 +128,7 @@ def test_a_failure_on_two_gpus(project: Project, tmp_path: Path) -> None:
     """No process waits for nccl."""
     need_gpus(2)
     broke = tmp_path / "broke"
-    words = ["--model", "{$REPLACE: true, type: tests.parts.Breaks}", "--gpu_ids", "0,1", "--name", "failing"]
+    words = ["--model", "{$REPLACE: true, type: tests.small.Breaks}", "--gpu_ids", "0,1", "--name", "failing"]
     variables = {"BREAKS": "raise 1 train 5", "BROKE": str(broke)}
     done = project.run(sys.executable, "train.py", *SMALL, *words, **variables)
     assert time.time() - broke.stat().st_mtime < 10

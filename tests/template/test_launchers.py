@@ -20,7 +20,7 @@ pytestmark = pytest.mark.slow
 
 # No dropout and no batch norm: then only rounding depends on how many processes share a step.
 SMALL = [
-    "--config", "configs/default.yaml", "--model", "{$REPLACE: true, type: tests.parts.Plain}", "--progress.epoch", "2",
+    "--config", "configs/default.yaml", "--model", "{$REPLACE: true, type: tests.small.Plain}", "--progress.epoch", "2",
     "--debug.max_samples", "160", "--monitor.writers", "[]", "--progress.epoch_eval", "-1",
 ]  # fmt: skip
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
@@ -90,7 +90,7 @@ def test_a_failure_under_mpirun(project: Project, family: str, tmp_path: Path) -
     need({package: command[:1]})
     variable = "OMPI_COMM_WORLD_RANK" if family == "open-mpi" else "PMI_RANK"
     script = f'export RANK=${variable}; exec "$@"'
-    words = project.words("failing", 16, "--model", "{type: tests.parts.Breaks}", "--dist.launcher", "mpi")
+    words = project.words("failing", 16, "--model", "{type: tests.small.Breaks}", "--dist.launcher", "mpi")
     broke = tmp_path / "broke"
     variables = {"BREAKS": "raise 1 train 5", "BROKE": str(broke)}
     done = run([*command, "sh", "-c", script, "sh", *words], project.root, **variables)

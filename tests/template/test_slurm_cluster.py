@@ -69,7 +69,7 @@ SMALL = [
 STEPS = 10
 OVER = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY")
 CONV = ["--model.width", "4"]  # with batch norm and dropout
-PLAIN = ["--model", "{$REPLACE: true, type: tests.parts.Plain}"]  # neither: ranks change nothing but rounding
+PLAIN = ["--model", "{$REPLACE: true, type: tests.small.Plain}"]  # neither: ranks change nothing but rounding
 
 
 @pytest.fixture(scope="module")

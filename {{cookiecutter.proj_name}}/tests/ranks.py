@@ -21,7 +21,7 @@ from common.failure.program import report_errors
 import evaluate
 import train
 from tests.conftest import Runs
-from tests.parts import Killed
+from tests.small import Killed
 
 SOON = 10.0  # seconds that everybody else may take to end after one has failed
 _PATIENCE = 100.0  # seconds for the ranks to end, well or not; what takes longer hangs
@@ -115,7 +115,7 @@ def free_port() -> int:
 
 
 def several(runs: Runs, world: int, argv: list[str], *, program: str = "train", at: int = 0, setup: Any = None) -> None:
-    """Run on `world` ranks, to a good end; or to the training call `at`, at which `tests.parts.Mortal` ends each."""
+    """Run on `world` ranks, to a good end; or to the training call `at`, at which `tests.small.Mortal` ends each."""
     ended = start_ranks(runs.root, world, argv, program=program, environment={"MORTAL_AT": str(at)}, setup=setup)
     # One that is slow to come to its end may be ended by that of the others.
     assert set(ended.codes) <= ({9, 1} if at else {0}), "\n".join(ended.texts)

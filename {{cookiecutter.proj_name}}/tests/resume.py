@@ -9,14 +9,14 @@ import pytest
 
 import train
 from tests.conftest import Runs, load, metrics, same
-from tests.parts import Killed
 from tests.ranks import several
+from tests.small import Killed
 
 STEPS = 10  # 2 epochs of 5 steps
 BASE = [
-    "--dataset.train", "{type: tests.parts.NoisyDigits}", "--progress.epoch_save_latest", "1step",
+    "--dataset.train", "{type: tests.small.NoisyDigits}", "--progress.epoch_save_latest", "1step",
     "--progress.epoch_val", "0.4epoch", "--progress.log_every", "1", "--checkpoint.background", "false",
-    "--loss", "{$REPLACE: true, ce: {type: tests.parts.Mortal}}",
+    "--loss", "{$REPLACE: true, ce: {type: tests.small.Mortal}}",
 ]  # fmt: skip
 # Everything that has a state of its own: dropout (in the model), three kinds of augmentation, and these.
 KINDS = {

@@ -13,9 +13,9 @@ from tests.resume import cut, differing, final, same_after_cut
 from tests.resume import words as resumable
 from tests.samples import Classification, Digits
 
-TOWER = ["--model", "{type: tests.parts.Tower}"]
+TOWER = ["--model", "{type: tests.small.Tower}"]
 EACH_STEP = ["--progress.epoch_save_checkpoint", "1step", "--checkpoint.keep", "0", "--progress.log_every", "1"]
-CE = "{$REPLACE: true, ce: {type: tests.parts.Mortal}, size: {type: tests.test_stages.size, weight: 0.5}}"
+CE = "{$REPLACE: true, ce: {type: tests.small.Mortal}, size: {type: tests.test_stages.size, weight: 0.5}}"
 LOSSES = ["--loss", CE]
 
 
@@ -115,7 +115,7 @@ class Rising(Classification):
 
 def test_the_weight_of_a_loss_changes(runs: Runs) -> None:
     """Between two positions; a loss of the weight 0 is computed and logged; also in evaluation."""
-    losses = "{$REPLACE: true, ce: {type: tests.parts.Mortal}, size: {type: tests.test_stages.size}}"
+    losses = "{$REPLACE: true, ce: {type: tests.small.Mortal}, size: {type: tests.test_stages.size}}"
     folder = runs.train(
         "--task.type", "tests.test_stages.Rising", "--loss", losses, *EACH_STEP, "--progress.epoch_val", "0.2"
     )

@@ -23,7 +23,7 @@ from tests.resume import same_after_cut
 from tests.samples import Classification, Digits
 
 HERE = "tests.test_task"
-PLAIN = ["--model", "{type: tests.parts.Plain}"]
+PLAIN = ["--model", "{type: tests.small.Plain}"]
 QUIET = ["--progress.save_progress", "false", "--progress.save_progress_val", "false"]
 
 

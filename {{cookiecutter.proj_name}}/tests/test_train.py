@@ -58,7 +58,7 @@ def test_no_seed_draws_one_and_records_it(runs: Runs) -> None:
 @pytest.mark.parametrize("worker", ["0", "2"])
 def test_resuming_inside_an_epoch_equals_the_uncut_run(runs: Runs, worker: str) -> None:
     """Dropout, augmentation of three generators, and a stop in the middle of an epoch."""
-    data = ["--dataset.train", "{type: tests.parts.NoisyDigits}", "--num_workers", worker]
+    data = ["--dataset.train", "{type: tests.small.NoisyDigits}", "--num_workers", worker]
     uncut = load(runs.train(*data, name="uncut"))
     part = runs.train(*data, "--progress.max_steps", "3", name="cut")
     assert load(part)["position"]["sample"] == 96
@@ -146,7 +146,7 @@ def test_early_stop(runs: Runs) -> None:
     """No better value for `patience` validations; the state survives in the checkpoint."""
     folder = runs.train(
         "--model",
-        "{type: tests.parts.Plain}",
+        "{type: tests.small.Plain}",
         "--optim.lr",
         "1e-30",
         "--early_stop.patience",
@@ -165,7 +165,7 @@ def test_accumulation_equals_one_big_batch(runs: Runs, split: tuple[str, str]) -
     batch, accumulate = split
     model = [
         "--model",
-        "{type: tests.parts.Plain}",
+        "{type: tests.small.Plain}",
         "--debug.max_samples",
         "150",
         "--optim.optim_type",
@@ -195,7 +195,7 @@ def test_a_plain_torch_loss_and_a_loss_of_parts(runs: Runs) -> None:
     loss = (
         "{$REPLACE: true, ce: {type: torch.nn.CrossEntropyLoss, weight: 0.5,"
         " inputs: {input: output.logits, target: batch.label}},"
-        " both: {type: tests.parts.two_parts, weight: 2}, off: {type: torch.nn.MSELoss, weight: 0}}"
+        " both: {type: tests.small.two_parts, weight: 2}, off: {type: torch.nn.MSELoss, weight: 0}}"
     )
     folder = runs.train("--loss", loss, "--progress.epoch", "1")
     values = metrics(folder, "val")[-1]["values"]
@@ -206,7 +206,7 @@ def test_a_plain_torch_loss_and_a_loss_of_parts(runs: Runs) -> None:
 
 def test_collate_of_ones_own(runs: Runs) -> None:
     """By path, from the config."""
-    runs.train("--loader.collate", "tests.parts:stack", "--progress.epoch", "1")
+    runs.train("--loader.collate", "tests.small:stack", "--progress.epoch", "1")
 
 
 def test_debug_and_the_shipped_configs(runs: Runs) -> None:
@@ -233,7 +233,7 @@ def test_a_signal_saves_and_the_run_goes_on_exactly(
     runs: Runs, number: signal.Signals, code: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Saved between two steps, said where, exit code 128 + signal, and nothing lost."""
-    words = ["--loss", "{$REPLACE: true, entropy: {type: tests.parts.Signalled}}", "--best.metric", "entropy"]
+    words = ["--loss", "{$REPLACE: true, entropy: {type: tests.small.Signalled}}", "--best.metric", "entropy"]
     monkeypatch.setenv("SIGNAL_AT", f"3 {int(number)}")
     assert runs.fail(*words, name="cut") == code
     monkeypatch.delenv("SIGNAL_AT")
@@ -252,7 +252,7 @@ def test_two_processes_equal_one(runs: Runs) -> None:
     """Plain DDP by torchrun on gloo, uneven last window; evaluation counts each sample once."""
     model = [
         "--model",
-        "{type: tests.parts.Plain}",
+        "{type: tests.small.Plain}",
         "--debug.max_samples",
         "149",
         "--optim.optim_type",

@@ -419,7 +419,7 @@ def test_a_failed_run_is_not_written_to_any_more(runs: Runs, monkeypatch: pytest
         return original(self, *arguments, **named)
 
     monkeypatch.setattr(CheckpointFolder, "save", save)
-    loss = "{$REPLACE: true, ce: {type: tests.parts.NotANumber, after: 6}}"
+    loss = "{$REPLACE: true, ce: {type: tests.small.NotANumber, after: 6}}"
     assert (
         runs.fail("--monitor.log_level", "DEBUG", "--loss", loss, "--progress.epoch_val", "-1", "--best.metric", "ce")
         == 2

@@ -14,9 +14,9 @@ from common.optim import Ema
 from common.task import fixed
 from predict import Predictor
 from tests.conftest import Runs, load, same
-from tests.parts import Plain
 from tests.ranks import several
 from tests.resume import cut, differing, final, words
+from tests.small import Plain
 from tools import checkpoint as tool
 from custom.tasks.classification_task import ClassificationTask
 

@@ -30,7 +30,7 @@ def test_resumed_at_the_last_step(runs: Runs) -> None:
 
 
 SIGNALLED = [
-    "--loss", "{$REPLACE: true, ce: {type: tests.parts.Signalled}}", "--progress.epoch_eval", "1",
+    "--loss", "{$REPLACE: true, ce: {type: tests.small.Signalled}}", "--progress.epoch_eval", "1",
     "--dataset.val.eval_batch_size", "32", "--dataset.eval.eval_batch_size", "32",
 ]  # fmt: skip
 

@@ -12,7 +12,7 @@ from common.config.registry import MODEL_REGISTRY
 import evaluate
 import train
 from tests.conftest import CONFIG, PROJECT, ErrorOf, Runs, load, run
-from tests.parts import images
+from tests.small import images
 from custom.config import Config
 from custom.datasets.digits_dataset import DigitsDataset
 
@@ -172,7 +172,7 @@ def test_missing_data_folder(error_of: ErrorOf, tmp_path: Path) -> None:
 
 def test_empty_data(error_of: ErrorOf, tmp_path: Path) -> None:
     """B42: no samples at all, and a folder whose classes hold no images."""
-    assert "dataset.train: Empty has no samples" in error_of("--dataset.train", "{type: tests.parts.Empty}")
+    assert "dataset.train: Empty has no samples" in error_of("--dataset.train", "{type: tests.small.Empty}")
     assert "there are no images" in error_of(*on_images(images(tmp_path / "i", {"cat": 0, "dog": 0})))
 
 
@@ -298,7 +298,7 @@ def test_a_refused_resume_leaves_the_run_as_it_was(error_of: ErrorOf, runs: Runs
 
 def test_a_loss_that_is_not_a_number(error_of: ErrorOf, runs: Runs) -> None:
     """Stops before a checkpoint is overwritten, names the step and the last good file."""
-    loss = "{$REPLACE: true, entropy: {type: tests.parts.NotANumber, after: 7}}"
+    loss = "{$REPLACE: true, entropy: {type: tests.small.NotANumber, after: 7}}"
     text = error_of("--loss", loss, "--progress.log_every", "100")
     assert "the loss of step 8 is not a finite number" in text
     latest = runs.root / "run" / "checkpoints" / "latest.pt"
@@ -352,7 +352,7 @@ def test_a_gradient_that_is_not_a_number(error_of: ErrorOf, runs: Runs) -> None:
     """A finite loss with such a gradient must not reach a checkpoint either."""
     words = [
         "--loss",
-        "{$REPLACE: true, ce: {type: tests.parts.NanGradient, at: 7}}",
+        "{$REPLACE: true, ce: {type: tests.small.NanGradient, at: 7}}",
         "--progress.epoch_save_latest",
         "1step",
     ]

@@ -11,7 +11,7 @@ from common.config import ConfigError
 from common.config.registry import COLLATE_REGISTRY, MODEL_REGISTRY
 import train
 from tests.conftest import ENVIRONMENT, PROJECT, Runs, load, metrics, run, same
-from tests.parts import stack
+from tests.small import stack
 import custom
 
 YOURS = Path(custom.__path__[0]).name

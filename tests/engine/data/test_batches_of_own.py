@@ -59,7 +59,7 @@ def test_cut_inside_an_epoch(runs: Runs, module: str) -> None:
 
 def test_two_processes_train_on_the_same_samples(runs: Runs, module: str) -> None:
     """Each step is the mean over the samples of both; in the last step of an epoch, one of them has none."""
-    more = ["--model", "{$REPLACE: true, type: tests.parts.Plain}", "--optim.optim_type", "SGD"]
+    more = ["--model", "{$REPLACE: true, type: tests.small.Plain}", "--optim.optim_type", "SGD"]
     alone = runs.train(*words(module, *more), name="alone")
     several(runs, 2, runs.words(*words(module, *more, accumulate=1), name="both"))
     both = load(runs.root / "both")["model"]

@@ -56,7 +56,7 @@ class PairsTask(ClassificationTask):
 def counted(train: str, val: str, size: int, *more: str) -> list[str]:
     words = ["--dataset.train", f"{{type: {train}}}", "--dataset.val", f"{{type: {val}, eval_batch_size: {size}}}"]
     words += ["--task", f"{{type: {HERE}.PairsTask}}", "--metric", "{$REPLACE: true}", "--precision.mode", "fp64"]
-    words += ["--model", "{type: tests.parts.Plain}", "--debug.max_samples", "40", "--progress.log_every", "1"]
+    words += ["--model", "{type: tests.small.Plain}", "--debug.max_samples", "40", "--progress.log_every", "1"]
     return [*words, *more]
 
 

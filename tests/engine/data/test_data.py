@@ -21,7 +21,7 @@ from common.optim.precision import Precision
 from common.progress import Position
 from tests.conftest import Runs, load, same
 from tests.data.test_data import CPU, Noisy, seen, shuffled, stream_of
-from tests.parts import Graph
+from tests.small import Graph
 
 
 def test_reading_leaves_the_loops_own_streams_alone() -> None:
@@ -176,7 +176,7 @@ def test_batches_of_any_kind_in_double_precision(runs: Runs, collate: str) -> No
     """The same training as with dicts."""
     words = ["--precision.mode", "fp64", "--progress.max_steps", "2"]
     usual = load(runs.train(*words, name="usual"))
-    other = load(runs.train(*words, "--loader.collate", f"tests.parts:{collate}", name="other"))
+    other = load(runs.train(*words, "--loader.collate", f"tests.small:{collate}", name="other"))
     assert same(usual["model"], other["model"])
 
 

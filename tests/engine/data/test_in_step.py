@@ -125,7 +125,7 @@ def hand_over(trainer: Trainer) -> None:
 
 def line(name: str, *more: str, plugin: str = "hand_over", samples: int = 0) -> list[str]:
     fixed = ["--dataset.train", f"{{type: {__name__}.{name}}}", "--plugins", f"[{__name__}:{plugin}]"]
-    return words("plain", *fixed, "--model", "{type: tests.parts.Plain}", "--debug.max_samples", str(samples), *more)
+    return words("plain", *fixed, "--model", "{type: tests.small.Plain}", "--debug.max_samples", str(samples), *more)
 
 
 @pytest.mark.parametrize("name", ["InStep", "Pass"])

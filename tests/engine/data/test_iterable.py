@@ -124,7 +124,7 @@ def test_a_last_step_that_is_not_full_is_left_out(runs: Runs, worker: str) -> No
 @pytest.mark.parametrize(("saved", "resumed"), [("2", "0"), ("0", "2")])
 def test_a_stream_with_state_and_workers_is_read_again(runs: Runs, saved: str, resumed: str) -> None:
     """Only the main process knows where it stands; the trial batch of two ranks does not move it on."""
-    words = stream("StatefulStream", "--model", "{type: tests.parts.Plain}", "--batch_size", "16")
+    words = stream("StatefulStream", "--model", "{type: tests.small.Plain}", "--batch_size", "16")
     several(runs, 2, runs.words(*words, name="uncut"))
     several(runs, 2, runs.words(*words, "--num_workers", saved, name="cut"), at=8)  # of which two calls are for nothing
     several(runs, 2, runs.words(*words, "--num_workers", resumed, "--resume", "auto", name="cut"))
@@ -171,12 +171,12 @@ def test_a_data_set_that_shares_by_itself(runs: Runs, world: int, worker: int, s
 @pytest.mark.slow
 def test_a_share_with_state_resumes_exactly(runs: Runs) -> None:
     """Each rank saves the state of its own share; no other number of ranks can read on from there."""
-    words = stream("Sharing", "--optim.accumulate", "2", "--model", "{type: tests.parts.Plain}", "--batch_size", "8")
+    words = stream("Sharing", "--optim.accumulate", "2", "--model", "{type: tests.small.Plain}", "--batch_size", "8")
     several(runs, 2, runs.words(*words, name="uncut"))
     several(runs, 2, runs.words(*words, name="cut"), at=12)  # of which two calls are for nothing
     states = load(runs.root / "cut")["data"]["states"]
     assert [state["dataset"]["at"] for state in states] == [32, 32]
-    alone = stream("Sharing", "--optim.accumulate", "4", "--model", "{type: tests.parts.Plain}", "--batch_size", "8")
+    alone = stream("Sharing", "--optim.accumulate", "4", "--model", "{type: tests.small.Plain}", "--batch_size", "8")
     assert runs.fail(*alone, "--resume", "auto", name="cut") == 2
     assert "shared by 2 process(es)" in (runs.root / "cut" / "train.log").read_text()
     several(runs, 2, runs.words(*words, "--resume", "auto", name="cut"))
@@ -189,7 +189,7 @@ def test_shares_that_end_one_after_the_other(runs: Runs, at: int, states: list[i
     """Ranks with 69 and 31 records, 8 each in a step: none is left out, nor after a cut once the shorter has ended."""
     seen = runs.root / "seen"
     words = stream(
-        f"{__name__}.Uneven", "--model", "{type: tests.parts.Plain}", "--batch_size", "8", "--num_workers", "0"
+        f"{__name__}.Uneven", "--model", "{type: tests.small.Plain}", "--batch_size", "8", "--num_workers", "0"
     )
     ended = start_ranks(runs.root, 2, runs.words(*words, name="uncut"), environment={"SEEN": str(seen)})
     assert set(ended.codes) == {0}, "\n".join(ended.texts)

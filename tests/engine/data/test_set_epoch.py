@@ -97,7 +97,7 @@ def test_the_epoch_goes_through_data_sets_around_others(runs: Runs) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["Brighter", "BrighterStream", "BrighterWithState"])
 def test_ranks_know_the_epoch(runs: Runs, name: str) -> None:
-    same_for_both = ["--model", "{type: tests.parts.Plain}", "--precision.mode", "fp64"]
+    same_for_both = ["--model", "{type: tests.small.Plain}", "--precision.mode", "fp64"]
     alone = load(runs.train(*changing(name, *same_for_both), name="alone"))
     several(runs, 2, runs.words(*changing(name, *same_for_both, "--batch_size", "16"), name="shared"))
     shared = load(runs.root / "shared")

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import PROJECT, Runs
-from tests.parts import images
+from tests.small import images
 from custom.datasets.digits_dataset import DigitsDataset
 
 CONFIG = """

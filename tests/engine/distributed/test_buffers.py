@@ -19,8 +19,8 @@ from custom.tasks.classification_task import ClassificationTask
 
 HERE = "engine.distributed.test_buffers"
 # 1,200 samples in steps of 32: the last one has 16, of which a rank has none if it takes 16 at a time.
-EPOCH = ["--debug.max_samples", "1200", "--progress.epoch", "1", "--model", "{type: tests.parts.Plain}"]
-EPOCH += ["--precision.mode", "fp64", "--loss", "{$REPLACE: true, ce: {type: tests.parts.Mortal}}"]
+EPOCH = ["--debug.max_samples", "1200", "--progress.epoch", "1", "--model", "{type: tests.small.Plain}"]
+EPOCH += ["--precision.mode", "fp64", "--loss", "{$REPLACE: true, ce: {type: tests.small.Mortal}}"]
 KINDS = {"seen": "sum", "mean": "sum", "queue": "gather", "env*": "rank"}
 
 
@@ -198,7 +198,7 @@ def registering(trainer: Trainer) -> None:
 @pytest.mark.slow
 def test_registered_objects_are_saved_for_each_rank(runs: Runs) -> None:
     """If they differ; then only as many processes can continue."""
-    words = ["--plugins", f"[{HERE}:registering]", "--model", "{type: tests.parts.Plain}", "--progress.max_steps"]
+    words = ["--plugins", f"[{HERE}:registering]", "--model", "{type: tests.small.Plain}", "--progress.max_steps"]
     for name in ("same", "own"):
         several(runs, 2, runs.words(*words, "2", "--batch_size", "16", name=name))
     several(runs, 2, runs.words(*words, "4", "--batch_size", "16", "--resume", "auto", name="own"))
@@ -241,7 +241,7 @@ class Alone(Halving):
 LBFGS = ["--optim.optim_type", "LBFGS", "--optim.lr", "1.0", "--optim.args"]
 FULL = [
     "--model",
-    "{type: tests.parts.Plain}",
+    "{type: tests.small.Plain}",
     "--precision.mode",
     "fp64",
     "--debug.max_samples",
@@ -274,7 +274,7 @@ def test_closures_decide_by_the_loss_of_all_ranks(
 @pytest.mark.slow
 def test_lbfgs_resumes_exactly_on_two_ranks(runs: Runs) -> None:
     optimizer = [*LBFGS, "{line_search_fn: strong_wolfe, max_iter: 5}", "--batch_size", "48"]
-    words = [*FULL, "5", *optimizer, "--loss", "{$REPLACE: true, ce: {type: tests.parts.Mortal}}"]
+    words = [*FULL, "5", *optimizer, "--loss", "{$REPLACE: true, ce: {type: tests.small.Mortal}}"]
     uncut, cut, text = resumed(runs, words, calls=20)
     assert same(uncut, cut)
     assert "this resume is bit-exact" in text

@@ -22,8 +22,8 @@ import evaluate
 import train
 from tests.conftest import ENVIRONMENT, PROJECT, Runs, load, metrics, run
 from tests.distributed.test_launch import LAUNCHED, OPEN_MPI, SLURM, TORCHRUN, place, same_as
-from tests.parts import Plain
 from tests.ranks import free_port, several, start_ranks
+from tests.small import Plain
 
 
 def test_ports_differ_by_job() -> None:
@@ -330,7 +330,7 @@ def test_job_script_of_two_nodes_of_slurm(runs: Runs) -> None:
 def test_elastic_over_two_agents(runs: Runs) -> None:
     """One node's process dies; all are started again, though only that node's agent counts a restart."""
     words = runs.words(
-        "--progress.epoch", "4", "--loss", "{$REPLACE: true, ce: {type: tests.parts.DiesOnce}}", "--batch_size", "16",
+        "--progress.epoch", "4", "--loss", "{$REPLACE: true, ce: {type: tests.small.DiesOnce}}", "--batch_size", "16",
         "--dist.timeout", "30",
     )  # fmt: skip
     codes, texts = two_agents(runs, words, "--max-restarts=2", DIES_ONCE=str(runs.root / "died"))
@@ -343,7 +343,7 @@ def test_elastic_over_two_agents(runs: Runs) -> None:
 def test_elastic_with_a_node_less(runs: Runs) -> None:
     """One of two nodes is lost for good; the other continues alone, and the log says what that changes."""
     words = runs.words(
-        "--progress.epoch", "3", "--loss", "{$REPLACE: true, ce: {type: tests.parts.DiesOnce, node: true}}",
+        "--progress.epoch", "3", "--loss", "{$REPLACE: true, ce: {type: tests.small.DiesOnce, node: true}}",
         "--batch_size", "16", "--dist.timeout", "30",
     )  # fmt: skip
     codes, texts = two_agents(runs, words, "--max-restarts=2", nodes="1:2", DIES_ONCE=str(runs.root / "died"))

@@ -12,7 +12,7 @@ from common.trainer import Trainer
 from tests.conftest import Runs
 from tests.ranks import start_ranks
 
-FAST = ["--model", "{type: tests.parts.Plain}", "--progress.max_steps", "1", "--progress.epoch_val", "-1"]
+FAST = ["--model", "{type: tests.small.Plain}", "--progress.max_steps", "1", "--progress.epoch_val", "-1"]
 
 
 def prepare(trainer: Trainer) -> None:

@@ -14,13 +14,13 @@ from common.evaluation.metric import MetricFactory
 from engine.distributed.test_launch import two_agents
 from tests.conftest import ErrorOf, Runs
 from tests.distributed.test_reduction import FIXED, on, result
-from tests.parts import Plain
 from tests.ranks import refused, several
 from tests.samples import Classification
+from tests.small import Plain
 from tests.test_task import TURNS, of
 
 HERE = "engine.distributed.test_reduction"
-MORTAL = ["--loss", "{$REPLACE: true, ce: {type: tests.parts.Mortal}}", "--progress.epoch_save_latest", "1step"]
+MORTAL = ["--loss", "{$REPLACE: true, ce: {type: tests.small.Mortal}}", "--progress.epoch_save_latest", "1step"]
 MORTAL += ["--checkpoint.background", "false"]
 
 
@@ -81,7 +81,7 @@ class Restless(SGD):
 EVERYTHING = [
     "--optim.clip_gradients", "0.5", "--precision.mode", "bf16", "--num_workers", "2",
     "--loader.collate", "{type: mixup, classes: 10}", "--optim.lr_scheduler", "{type: cosine, warmup: 3step}",
-    "--dataset.train", "{type: tests.parts.NoisyDigits}", "--progress.train_metric", "true",
+    "--dataset.train", "{type: tests.small.NoisyDigits}", "--progress.train_metric", "true",
 ]  # fmt: skip
 KINDS = {
     "everything": ([1, 2, 4, 8], EVERYTHING),
@@ -108,7 +108,7 @@ def test_the_same_bits_on_any_number_of_processes(runs: Runs, kind: str) -> None
 @pytest.mark.slow
 def test_the_default_reduction_differs(runs: Runs) -> None:
     """So that the comparison could fail: the same samples in each step, without dropout."""
-    plain = ["--model", "{type: tests.parts.Plain}", "--progress.log_every", "1"]
+    plain = ["--model", "{type: tests.small.Plain}", "--progress.log_every", "1"]
     several(runs, 1, runs.words(*plain, "--batch_size", "24", name="one"))
     several(runs, 2, runs.words(*plain, "--batch_size", "12", name="two"))
     assert result(runs.root / "one") != result(runs.root / "two")
@@ -132,13 +132,13 @@ def test_a_resume_on_another_number_is_exact(runs: Runs) -> None:
 @pytest.mark.slow
 def test_an_elastic_restart_with_fewer_is_exact(runs: Runs) -> None:
     """torchrun over two nodes, one of which is lost for good: the other has the bits that both would have had."""
-    dies = "{$REPLACE: true, ce: {type: tests.parts.DiesOnce, node: true}}"
+    dies = "{$REPLACE: true, ce: {type: tests.small.DiesOnce, node: true}}"
     words = [*FIXED, "--progress.epoch", "3", "--dist.timeout", "30", "--progress.epoch_save_latest", "1step"]
     given = runs.words(*words, "--loss", dies)
     codes, texts = two_agents(runs, given, "--max-restarts=2", nodes="1:2", DIES_ONCE=str(runs.root / "died"))
     assert codes == [0, -9], texts
     assert "this resume is bit-exact" in texts[0] and "samples per step" not in texts[0]
-    several(runs, 1, runs.words(*words, "--loss", "{$REPLACE: true, ce: {type: tests.parts.Mortal}}", name="one"))
+    several(runs, 1, runs.words(*words, "--loss", "{$REPLACE: true, ce: {type: tests.small.Mortal}}", name="one"))
     assert result(runs.root / "run")[0] == result(runs.root / "one")[0]
 
 

@@ -11,8 +11,8 @@ from tests.conftest import Runs, load, metrics
 from tests.ranks import several
 from tests.resume import same_after_cut
 
-LEARNED = ["--loss", "{$REPLACE: true, tests.parts.Learned: {}}"]
-PLAIN = ["--model", "{type: tests.parts.Plain}"]
+LEARNED = ["--loss", "{$REPLACE: true, tests.small.Learned: {}}"]
+PLAIN = ["--model", "{type: tests.small.Plain}"]
 WEIGHT = "loss.tests_parts_Learned.layer.weight"
 
 
@@ -50,4 +50,4 @@ def test_two_processes_train_it_as_one(runs: Runs, more: list[str]) -> None:
 
 def test_a_loss_that_could_not_be_trained(runs: Runs) -> None:
     with pytest.raises(UserError, match=r"derive HiddenLearned from nn\.Module"):
-        runs.train("--loss", "{$REPLACE: true, mine: {type: tests.parts.HiddenLearned}}")
+        runs.train("--loss", "{$REPLACE: true, mine: {type: tests.small.HiddenLearned}}")

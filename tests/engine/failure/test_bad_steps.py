@@ -18,10 +18,10 @@ import train
 from tests.conftest import ErrorOf, Runs, load, metrics, same
 from tests.data.test_data import Noisy, stream_of
 from tests.distributed.test_reduction import FIXED, on
-from tests.parts import NoisyDigits
 from tests.ranks import start_ranks
 from tests.resume import same_after_cut
 from tests.samples import Classification
+from tests.small import NoisyDigits
 from tests.test_task import TURNS, Turns
 from tools.verify.stored import read_segment
 
@@ -95,13 +95,13 @@ def test_a_skipped_step_changes_nothing(runs: Runs, words: list[str]) -> None:
 
 
 def test_a_gradient_alone(runs: Runs) -> None:
-    loss = "{$REPLACE: true, ce: {type: tests.parts.NanGradient, at: 5}}"
+    loss = "{$REPLACE: true, ce: {type: tests.small.NanGradient, at: 5}}"
     [entry] = metrics(runs.train("--loss", loss, *SKIP), "skipped")
     assert entry["step"] == 5 and entry["why"] == "its gradient norm is nan"
 
 
 def test_no_more_than_some_in_a_row(runs: Runs) -> None:
-    loss = "{$REPLACE: true, ce: {type: tests.parts.NotANumber, after: 4}}"
+    loss = "{$REPLACE: true, ce: {type: tests.small.NotANumber, after: 4}}"
     assert runs.fail("--loss", loss, *SKIP, "--optim.bad_steps.limit", "2") == 2
     assert [entry["step"] for entry in metrics(runs.root / "run", "skipped")] == [5, 6]
     text = (runs.root / "run" / "train.log").read_text()
@@ -169,7 +169,7 @@ def test_a_rewind(runs: Runs) -> None:
 def test_a_rewind_past_a_save_that_was_not_planned(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
     """A run that was never stopped has no such checkpoint; the one before it is still there."""
     words = [*DATA, *REWIND, "--progress.epoch_save_latest", "2step", "--progress.epoch_val", "-1"]
-    words += ["--loss", "{$REPLACE: true, ce: {type: tests.parts.Signalled}}"]
+    words += ["--loss", "{$REPLACE: true, ce: {type: tests.small.Signalled}}"]
     uncut = runs.train(*words, name="uncut")
     monkeypatch.setenv("SIGNAL_AT", f"3 {signal.SIGTERM.value}")
     assert runs.fail(*words) == 128 + signal.SIGTERM and load(runs.root / "run")["position"]["step"] == 3
@@ -301,7 +301,7 @@ def test_two_processes_agree(runs: Runs, words: list[str]) -> None:
 @pytest.mark.slow
 def test_one_process_has_it(runs: Runs) -> None:
     """From then on in each step, so that both end for the same reason."""
-    loss = "{$REPLACE: true, ce: {type: tests.parts.NanOnRank1}}"
+    loss = "{$REPLACE: true, ce: {type: tests.small.NanOnRank1}}"
     ended = start_ranks(runs.root, 2, runs.words("--loss", loss, *SKIP))
     assert set(ended.codes) <= {1, 2} and 2 in ended.codes
     assert "as were 3 before it: its loss is nan" in ended.texts[0]

@@ -13,8 +13,8 @@ from common.failure.program import report_errors
 from common.run.lock import FolderLock
 import train
 from tests.conftest import Runs
-from tests.parts import Plain
 from tests.ranks import Ended, start_ranks
+from tests.small import Plain
 from custom.datasets.digits_dataset import DigitsDataset
 
 # A model and a dataset that cannot be made, on the rank that the environment names.

@@ -32,11 +32,11 @@ from cli.advice import explain_errors
 from tests.conftest import ENVIRONMENT, PROJECT, Runs, run
 from tests.ranks import SOON, Ended, failed, start_ranks
 
-SMALL = ["--model", "{type: tests.parts.Breaks}", "--batch_size", "16"]
+SMALL = ["--model", "{type: tests.small.Breaks}", "--batch_size", "16"]
 
 
 def broken(runs: Runs, how: str, *words: str, world: int = 2) -> Ended:
-    """Run on several ranks, with `how` as tests.parts.Breaks understands it."""
+    """Run on several ranks, with `how` as tests.small.Breaks understands it."""
     return failed(start_ranks(runs.root, world, runs.words(*SMALL, *words), environment={"BREAKS": how}))
 
 
@@ -62,7 +62,7 @@ def test_exception_in_forward(runs: Runs) -> None:
     folder = runs.root / "run"
     block = last_block(ended.texts[0])
     assert "rank 1 failed" in block and "RuntimeError: a mistake in the model" in block
-    assert re.search(r"at +tests/parts.py:\d+, in go_wrong", block)
+    assert re.search(r"at +tests/small.py:\d+, in go_wrong", block)
     # Two calls are for nothing, so the fifth is in the third step. Its samples, of the 16 that rank 1 has.
     assert re.search(r"during +training step 3, epoch 1, of train samples (\d+, ){8}\.\.\. \(16 in all\)\n", block)
     assert re.search(r"process +rank 1 of 2, process \d+ on ", block) and "error_rank1.txt" in block
@@ -116,10 +116,10 @@ def test_exception_on_rank_0(runs: Runs) -> None:
 @pytest.mark.parametrize("worker", ["0", "1"])
 def test_exception_in_a_loader(runs: Runs, worker: str) -> None:
     """From a worker too, with the number of the sample and the line of the dataset."""
-    words = ["--dataset.train", "{type: tests.parts.OneBadSample, index: 77}", "--num_workers", worker]
+    words = ["--dataset.train", "{type: tests.small.OneBadSample, index: 77}", "--num_workers", worker]
     block = last_block(broken(runs, "never 0 train 0", *words).texts[0])
     assert "sample 77 of OneBadSample cannot be read: OSError: no such picture" in block
-    assert re.search(r"at +tests/parts.py:\d+, in __getitem__", block)
+    assert re.search(r"at +tests/small.py:\d+, in __getitem__", block)
 
 
 class Slow:
@@ -309,7 +309,7 @@ def test_out_of_memory(runs: Runs, how: str, report: str) -> None:
 @pytest.mark.slow
 def test_not_a_number_on_one_rank(runs: Runs) -> None:
     """Which rank, which step, which samples; and no checkpoint of it."""
-    words = ["--loss", "{$REPLACE: true, ce: {type: tests.parts.NanOnRank1}}", "--batch_size", "16"]
+    words = ["--loss", "{$REPLACE: true, ce: {type: tests.small.NanOnRank1}}", "--batch_size", "16"]
     ended = failed(start_ranks(runs.root, 2, runs.words(*words)))
     assert 2 in ended.codes
     text = ended.texts[0]
@@ -404,7 +404,7 @@ def refuse(trainer: Trainer) -> None:
         raise UserError("rank 1 has no table of weights")
 
 
-NAN = ["--loss", "{$REPLACE: true, ce: {type: tests.parts.NanOnRank1}}"]
+NAN = ["--loss", "{$REPLACE: true, ce: {type: tests.small.NanOnRank1}}"]
 
 
 @pytest.mark.slow
@@ -473,7 +473,7 @@ def test_a_rank_that_does_not_come(runs: Runs, rank: str) -> None:
     ended = broken(runs, f"hang {rank} train 4", "--dist.timeout", "3", world=3)
     block = last_block(ended.texts[0])
     assert f"rank {rank} failed" in block and "did not come to an exchange in which other processes waited" in block
-    assert re.search(r"at +tests/parts.py:\d+, in go_wrong:  time.sleep", block)
+    assert re.search(r"at +tests/small.py:\d+, in go_wrong:  time.sleep", block)
     assert re.search(r"during +rank [012] waited in vain: .*[Tt]imed out", block)
     assert "time.sleep(1000)" in (runs.root / "run" / f"error_rank{rank}.txt").read_text()
 
@@ -483,7 +483,7 @@ def test_ranks_in_different_exchanges(runs: Runs) -> None:
     """The stack of the one in an exchange that only it has called, and no advice to wait longer."""
     text = broken(runs, "barrier 1 eval 3", "--dist.timeout", "3", "--dataset.val.eval_batch_size", "32").texts[0]
     block = last_block(text)
-    assert re.search(r"tests/parts.py:\d+, in go_wrong:  torch.distributed.barrier()", block)
+    assert re.search(r"tests/small.py:\d+, in go_wrong:  torch.distributed.barrier()", block)
     assert "the processes wait in different exchanges" in block and "increase dist.timeout" not in text
 
 

@@ -18,11 +18,11 @@ from common.failure.program import TrainingError
 from common.progress import Position
 from common.trainer import Trainer
 from tests.conftest import Runs, load, metrics
-from tests.parts import NanGradient
 from tests.ranks import start_ranks
 from tests.samples import Classification
+from tests.small import NanGradient
 
-BAD = ["--loss", "{$REPLACE: true, ce: {type: tests.parts.NotANumber, after: 5}}"]
+BAD = ["--loss", "{$REPLACE: true, ce: {type: tests.small.NotANumber, after: 5}}"]
 # No log line, no validation and no save after the first step: nothing else looks at the losses.
 UNSEEN = ["--progress.log_every", "-1", "--progress.epoch_val", "-1", "--progress.epoch_save_latest", "-1"]
 weights: list[dict[str, torch.Tensor]] = []
@@ -60,7 +60,7 @@ def test_no_step_is_taken_with_it(runs: Runs, words: list[str], step: int) -> No
     assert all(value.isfinite().all() for value in last.values())
 
 
-STEEP = "{$REPLACE: true, ce: {type: tests.parts.NanGradient, at: 5, always: true}}"
+STEEP = "{$REPLACE: true, ce: {type: tests.small.NanGradient, at: 5, always: true}}"
 
 
 class Turns(Classification):
@@ -123,7 +123,7 @@ class SteepOnRank1(NanGradient):
 
 def test_a_gradient_that_overflows_in_fp16(runs: Runs) -> None:
     """Its step is skipped, counted in the line, in the record and at the end; the same without the scale is finite."""
-    loss = "{$REPLACE: true, ce: {type: tests.parts.NanGradient, at: 3}}"
+    loss = "{$REPLACE: true, ce: {type: tests.small.NanGradient, at: 3}}"
     folder = runs.train("--loss", loss, "--precision.mode", "fp16", "--optim.clip_gradients", "1")
     text = (folder / "train.log").read_text()
     assert re.search(r"step  4/10 .* \| skipped 1 of 2 \|", text) and text.count("skipped 1 of") == 1
@@ -199,7 +199,7 @@ def test_no_line_search_goes_on_with_it(runs: Runs) -> None:
 @pytest.mark.slow
 def test_no_rank_takes_a_step_with_it(runs: Runs) -> None:
     """The others wait for the gradient of the rank with the error, which ends them all."""
-    loss = "{$REPLACE: true, ce: {type: tests.parts.NanOnRank1}}"
+    loss = "{$REPLACE: true, ce: {type: tests.small.NanOnRank1}}"
     ended = start_ranks(runs.root, 2, runs.words("--loss", loss, *UNSEEN, "--plugins", f"[{__name__}:taken]"))
     assert any(ended.codes)
     assert "the loss of step 3 is not a finite number (rank 1, of train samples" in ended.texts[0]
@@ -226,7 +226,7 @@ def unchecked(trainer: Trainer) -> None:
 @pytest.mark.slow
 def test_nothing_of_it_is_saved(runs: Runs) -> None:
     """Before a save, the rank whose loss it was ends the others, which wait to compare their weights."""
-    loss = "{$REPLACE: true, ce: {type: tests.parts.NanOnRank1}}"
+    loss = "{$REPLACE: true, ce: {type: tests.small.NanOnRank1}}"
     words = ["--loss", loss, *UNSEEN[:-1], "1step", "--plugins", f"[{__name__}:unchecked]"]
     ended = start_ranks(runs.root, 2, runs.words(*words))
     assert all(ended.codes)

@@ -10,7 +10,7 @@ from common.distributed import Rank
 from common.monitor.profile import ProfileConfig, record_profile
 from tests.conftest import PROJECT, Runs
 
-SMALL = ["--model", "{type: tests.parts.Breaks}"]
+SMALL = ["--model", "{type: tests.small.Breaks}"]
 
 
 def blocks(line: str, *sizes: float, state: str = "active_allocated") -> dict[str, Any]:

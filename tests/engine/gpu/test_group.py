@@ -4,7 +4,7 @@ import pytest
 
 from engine.gpu.conftest import Device, assert_near
 
-DEEP = ["--model", "{$REPLACE: true, type: tests.parts.Deep}", "--optim.clip_gradients", "0.1"]
+DEEP = ["--model", "{$REPLACE: true, type: tests.small.Deep}", "--optim.clip_gradients", "0.1"]
 pytestmark = pytest.mark.slow
 BLOCKS = ["--dist.strategy", "fsdp", "--prepare.fsdp.blocks", "[layers.*]"]
 GROUPS = pytest.mark.parametrize("group", ["one", "all"])
@@ -34,7 +34,7 @@ def test_replicas_train_as_one_process_does(device: Device, group: str) -> None:
 @pytest.mark.gpu("nccl")
 def test_all_end_when_one_fails(device: Device) -> None:
     """Nobody waits for an exchange in which one process does not take part."""
-    words = ["--model", "{$REPLACE: true, type: tests.parts.Breaks}"]
+    words = ["--model", "{$REPLACE: true, type: tests.small.Breaks}"]
     run = device.end(*words, group="all", variables={"BREAKS": "raise 1 train 5"})
     assert 0 not in run.codes
     assert "rank 1 failed" in run.text
@@ -44,7 +44,7 @@ def test_all_end_when_one_fails(device: Device) -> None:
 @pytest.mark.gpu("nccl")
 def test_a_hang_names_the_process(device: Device) -> None:
     """One process stops in the model; the report names it."""
-    words = ["--model", "{$REPLACE: true, type: tests.parts.Breaks}", "--dist.timeout", "15"]
+    words = ["--model", "{$REPLACE: true, type: tests.small.Breaks}", "--dist.timeout", "15"]
     run = device.end(*words, group="all", variables={"BREAKS": "hang 1 train 5"})
     assert 0 not in run.codes
     device.record("read", run.text[-3000:])

@@ -7,7 +7,7 @@ from tests.conftest import same
 
 pytestmark = [pytest.mark.slow, pytest.mark.gpu("resume")]
 MORTAL = [
-    "--loss", "{$REPLACE: true, ce: {type: tests.parts.Mortal}}", "--best.metric", "loss",
+    "--loss", "{$REPLACE: true, ce: {type: tests.small.Mortal}}", "--best.metric", "loss",
     "--progress.epoch_save_latest", "1step", "--checkpoint.background", "false",
 ]  # fmt: skip
 

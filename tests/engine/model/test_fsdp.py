@@ -18,7 +18,7 @@ from tests.model.test_fsdp import BLOCKS, BUSY, FSDP, PLAIN, assert_near, log, w
 from tests.ranks import refused, several
 from custom.datasets.digits_dataset import DigitsDataset
 
-TOWER = ["--model", "{type: tests.parts.Tower}", *BLOCKS]
+TOWER = ["--model", "{type: tests.small.Tower}", *BLOCKS]
 
 
 @pytest.mark.slow
@@ -135,7 +135,7 @@ def test_ranks_that_read_unlike_amounts(runs: Runs) -> None:
 @pytest.mark.slow
 def test_narrow_weights(runs: Runs) -> None:
     """precision.mode bf16 computes in bf16 weights and without autocast; batch norm keeps to autocast."""
-    several(runs, 2, runs.words("--model", "{type: tests.parts.Narrow}", *FSDP, "--precision.mode", "bf16"))
+    several(runs, 2, runs.words("--model", "{type: tests.small.Narrow}", *FSDP, "--precision.mode", "bf16"))
     state = whole(runs.root / "run")
     assert {value.dtype for value in state["model"].values()} == {torch.float32}
     several(runs, 2, runs.words(*FSDP, "--precision.mode", "bf16"))
@@ -188,7 +188,7 @@ def full_disk() -> None:
 def test_a_full_disk(runs: Runs) -> None:
     """Training continues for a while, then all ranks end; nothing half-written is left."""
     steps = ["--progress.epoch_save_latest", "1step", "--progress.epoch_val", "-1", "--checkpoint.failures", "2"]
-    argv = runs.words("--model", "{type: tests.parts.Plain, width: 256}", *FSDP, *steps)
+    argv = runs.words("--model", "{type: tests.small.Plain, width: 256}", *FSDP, *steps)
     message = refused(runs, 2, argv, full_disk)
     assert "checkpoint not written: File too large" in message
     assert "saving a checkpoint failed 2 times in a row: File too large" in message

@@ -13,13 +13,13 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_
 from common.base.errors import UserError
 from common.trainer import Trainer
 from tests.conftest import Runs, load, metrics, same
-from tests.parts import Block
 from tests.ranks import refused, several
 from tests.resume import same_after_cut
+from tests.small import Block
 
-TOWER = ["--model", "{type: tests.parts.Tower}", "--progress.epoch", "1"]
-BATCH_TOWER = ["--model", "{type: tests.parts.Tower, batch: true}", "--progress.epoch", "1"]
-PLAIN = ["--model", "{type: tests.parts.Plain}", "--progress.epoch", "1"]
+TOWER = ["--model", "{type: tests.small.Tower}", "--progress.epoch", "1"]
+BATCH_TOWER = ["--model", "{type: tests.small.Tower, batch: true}", "--progress.epoch", "1"]
+PLAIN = ["--model", "{type: tests.small.Plain}", "--progress.epoch", "1"]
 SPARE = ["--progress.epoch", "1", "--model"]
 
 
@@ -185,7 +185,7 @@ def test_compiled_to_machine_code_it_resumes_to_the_bit(
 ) -> None:
     """Killed inside an epoch, with dropout; compiled anew at the resume; evaluate.py measures the same."""
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "code"))  # nothing is left of an earlier test
-    words = ["--model", "{type: tests.parts.Tower, depth: 1}", "--prepare.compile.enabled", "true"]
+    words = ["--model", "{type: tests.small.Tower, depth: 1}", "--prepare.compile.enabled", "true"]
     _, resumed = same_after_cut(runs, "plain", *words, at=8)
     assert "compiled at the first step: Tower" in log(resumed)
     assert list((tmp_path / "code").rglob("*.so")), "inductor has compiled nothing"
@@ -205,22 +205,22 @@ def test_compiled_on_two_ranks(runs: Runs) -> None:
 @pytest.mark.slow
 def test_unused_parameters_are_named(runs: Runs) -> None:
     """Before the first step, on all ranks alike, with what to do; freezing them helps."""
-    said = refused(runs, 2, runs.words(*SPARE, "{type: tests.parts.Spare}"))
+    said = refused(runs, 2, runs.words(*SPARE, "{type: tests.small.Spare}"))
     assert "2 parameters get no gradient in a first step, and DDP would wait for it: spare.weight, spare.bias." in said
-    several(runs, 2, runs.words(*SPARE, "{type: tests.parts.Spare}", "--prepare.freeze", "[spare.*]"))
+    several(runs, 2, runs.words(*SPARE, "{type: tests.small.Spare}", "--prepare.freeze", "[spare.*]"))
 
 
 @pytest.mark.slow
 def test_parameters_that_one_rank_does_not_use(runs: Runs) -> None:
     """The ranks differ, and still all end, with the reason; the option it names helps."""
-    words = [*SPARE, "{type: tests.parts.Spare, first_only: true}"]
+    words = [*SPARE, "{type: tests.small.Spare, first_only: true}"]
     assert "no gradient in a first step, on some of the ranks" in refused(runs, 2, runs.words(*words))
     several(runs, 2, runs.words(*words, "--dist.find_unused_parameters", "true"))
 
 
 def test_one_process_tells_of_unused_parameters(runs: Runs) -> None:
     """Nothing waits for them there, but they are rarely meant."""
-    folder = runs.train(*SPARE, "{type: tests.parts.Spare}")
+    folder = runs.train(*SPARE, "{type: tests.small.Spare}")
     assert log(folder).count("2 parameters got no gradient in the first step") == 1
     assert "got no gradient" not in log(runs.train(*PLAIN, name="plain"))
 

@@ -17,17 +17,17 @@ from common.monitor.clock import Clock
 from common.monitor.flops import count_flops, peak_tflops
 from common.optim.precision import PrecisionConfig, build_precision
 from tests.conftest import Runs, load, metrics, same
-from tests.parts import Plain
 from tests.ranks import several
 from tests.samples import Classification, Digits
+from tests.small import Plain
 from tests.test_task import of
 
 HERE = "engine.monitor.test_speed"
 COUNT = ("--monitor.count_flops", "true")
 ALONE = ("--dataset.val", "null", "--dataset.eval", "null", "--progress.epoch", "1")
-PLAIN = ("--model", "{type: tests.parts.Plain}", *ALONE)
-TOWER = ("--model", "{type: tests.parts.Tower, batch: true}", "--prepare.activation_checkpointing", "[layers.*]")
-NOISE = ("--dataset.train", "{type: tests.parts.NoisyDigits}", "--precision.mode", "bf16")
+PLAIN = ("--model", "{type: tests.small.Plain}", *ALONE)
+TOWER = ("--model", "{type: tests.small.Tower, batch: true}", "--prepare.activation_checkpointing", "[layers.*]")
+NOISE = ("--dataset.train", "{type: tests.small.NoisyDigits}", "--precision.mode", "bf16")
 STAGES = ("--stages", "[{until: 3step, freeze: [stem.*]}, {}]")
 
 
@@ -76,7 +76,7 @@ def test_counting_changes_no_bit(runs: Runs, words: tuple[str, ...]) -> None:
 def test_counting_changes_no_bit_on_ranks(runs: Runs, strategy: str) -> None:
     """Every rank takes part, past DDP's exchange of gradients and through FSDP's of weights."""
     for name, more in (("plain", ()), ("counted", COUNT)):
-        words = ("--model", "{type: tests.parts.Tower}", "--dist.strategy", strategy, *ALONE, *more)
+        words = ("--model", "{type: tests.small.Tower}", "--dist.strategy", strategy, *ALONE, *more)
         several(runs, 2, runs.words(*words, name=name))
     first, second = (load(runs.root / name) for name in ("plain", "counted"))
     assert all(same(first[part], second[part]) for part in ("model", "optimizer", "random"))
@@ -85,7 +85,7 @@ def test_counting_changes_no_bit_on_ranks(runs: Runs, strategy: str) -> None:
 
 def test_frozen_stages_compute_less(runs: Runs) -> None:
     """It is counted again in each stage."""
-    folder = runs.train(*STAGES, "--model", "{type: tests.parts.Tower}", *ALONE, *COUNT)
+    folder = runs.train(*STAGES, "--model", "{type: tests.small.Tower}", *ALONE, *COUNT)
     rows = [row["values"] for row in metrics(folder, "speed")]
     per_sample = [1e12 * row["tflops"] / row["samples_per_second"] for row in rows]
     weights = 2 * 64 * 12

@@ -75,7 +75,7 @@ def test_a_resume_goes_on_with_both(runs: Runs) -> None:
 @pytest.mark.slow
 def test_both_on_two_processes(runs: Runs) -> None:
     """The values of one process; statistics that differ between ranks are put back after each measurement."""
-    words = [*BOTH, "--model", "{type: tests.parts.Plain}", "--precision.mode", "fp64"]
+    words = [*BOTH, "--model", "{type: tests.small.Plain}", "--precision.mode", "fp64"]
     one = runs.train(*words, "--batch_size", "32", name="one")
     several(runs, 2, runs.words(*words, "--batch_size", "16", name="two"))
     for first, second in zip(values(one), values(runs.root / "two"), strict=True):

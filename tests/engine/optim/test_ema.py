@@ -175,7 +175,7 @@ def test_without_it_a_resume_differs(runs: Runs, names: list[str], monkeypatch: 
 
 
 def test_a_skipped_step_is_not_averaged(runs: Runs) -> None:
-    loss = "{$REPLACE: true, ce: {type: tests.parts.NanGradient, at: 5}}"
+    loss = "{$REPLACE: true, ce: {type: tests.small.NanGradient, at: 5}}"
     folder = runs.train("--loss", loss, "--optim.bad_steps.action", "skip", *AVERAGED)
     assert len(metrics(folder, "skipped")) == 1
     assert load(folder)["ema"]["updates"] == load(folder)["position"]["step"] - 1
@@ -187,7 +187,7 @@ def test_two_processes_resume_exactly(runs: Runs, strategy: str) -> None:
     """Of whole weights, and of the part that each process holds."""
 
     def argv(name: str, *more: str) -> list[str]:
-        given = ["--model", "{$REPLACE: true, type: tests.parts.Plain}", "--dist.strategy", strategy]
+        given = ["--model", "{$REPLACE: true, type: tests.small.Plain}", "--dist.strategy", strategy]
         return runs.words(*words("plain", *given, *AVERAGED, "--batch_size", "16", *more), name=name)
 
     several(runs, 2, argv("uncut"))

@@ -20,11 +20,11 @@ from common.evaluation.metric import MetricFactory
 from common.optim import OptimConfig, build_optimizer, build_schedule
 from common.optim.groups import Group, learning_rates
 from tests.conftest import Runs, load, metrics, same
-from tests.parts import Tower
 from tests.ranks import several
+from tests.small import Tower
 from custom.tasks.classification_task import ClassificationTask
 
-TOWER = ["--model", "{type: tests.parts.Tower}", "--precision.mode", "fp64"]
+TOWER = ["--model", "{type: tests.small.Tower}", "--precision.mode", "fp64"]
 GROUPED = [
     *TOWER, "--optim.weight_decay", "0.1", "--optim.no_decay", "auto",
     "--optim.groups", "[{match: head.*, lr_mult: 2, weight_decay: 0.2}, {match: '*.layer.weight', lr_mult: 0.5}]",
@@ -112,7 +112,7 @@ def test_every_parameter_is_in_exactly_one_group(runs: Runs) -> None:
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
 def test_groups_on_two_processes(runs: Runs, strategy: str) -> None:
     """2 processes compute what one does, to the rounding of 64 bits; resumed too, with sharded moments."""
-    words = [*GROUPED[:1], "{type: tests.parts.Deep}", *GROUPED[2:], "--progress.epoch", "1"]
+    words = [*GROUPED[:1], "{type: tests.small.Deep}", *GROUPED[2:], "--progress.epoch", "1"]
     runs.train(*words, "--batch_size", "32", name="one")
     several(runs, 2, runs.words(*words, "--batch_size", "16", "--dist.strategy", strategy, name="two"))
     more = ["--resume", "auto", "--batch_size", "16", "--dist.strategy", strategy]

@@ -12,7 +12,7 @@ from common.config import resolve
 from common.optim import OptimConfig
 from tests.conftest import CONFIG, PROJECT, Runs, load
 from tests.optim.test_optim import MATRICES
-from tests.parts import Plain
+from tests.small import Plain
 from custom.config import Config
 
 GUIDE = (PROJECT / "docs" / "optim.md").read_text(encoding="utf-8")

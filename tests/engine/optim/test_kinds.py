@@ -23,7 +23,7 @@ from tests.resume import same_after_cut, words
 from custom.tasks.classification_task import ClassificationTask
 
 HERE = "engine.optim.test_kinds"
-TOWER = ["--model", "{type: tests.parts.Tower}"]
+TOWER = ["--model", "{type: tests.small.Tower}"]
 
 
 @pytest.fixture

@@ -9,8 +9,8 @@ import pytest
 from common.trainer import Trainer
 import train
 from tests.conftest import PROJECT, Runs, load, metrics
-from tests.parts import Killed
 from tests.resume import differing, final
+from tests.small import Killed
 
 # The config of the page, on the page's base and on another.
 [PRESET] = re.findall(r"```yaml\n# configs/muon.yaml\n(.*?)```", (PROJECT / "docs" / "optim.md").read_text(), re.DOTALL)

@@ -124,7 +124,7 @@ def test_nothing_that_was_saved_vanishes(runs: Runs) -> None:
 
 def test_an_early_stop_stays_stopped(runs: Runs) -> None:
     """A job that is started again must not train on; with more patience it does."""
-    words = ["--model", "{type: tests.parts.Plain}", "--optim.lr", "1e-30", "--progress.epoch", "9"]
+    words = ["--model", "{type: tests.small.Plain}", "--optim.lr", "1e-30", "--progress.epoch", "9"]
     folder = runs.train(*words, "--early_stop.patience", "2")
     step = load(folder)["position"]["step"]
     runs.train(*words, "--early_stop.patience", "2", "--resume", "auto")

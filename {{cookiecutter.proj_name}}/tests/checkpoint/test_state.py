@@ -13,9 +13,9 @@ from common.base.errors import UserError
 from common.checkpoint.checksum import weights_digest
 import evaluate
 from tests.conftest import Runs, load
-from tests.parts import Plain
 from tests.resume import differing, final
 from tests.samples import Digits
+from tests.small import Plain
 from tools import checkpoint
 
 SAVES = ["--progress.epoch_save_latest", "1step", "--progress.epoch_val", "1", "--progress.log_every", "1"]

@@ -8,7 +8,7 @@ from PIL import Image
 
 from common.base.errors import UserError
 from library.data.image_folder_dataset import ImageFolderDataset
-from tests.parts import images
+from tests.small import images
 
 
 def test_pictures_of_every_kind(tmp_path: Path) -> None:

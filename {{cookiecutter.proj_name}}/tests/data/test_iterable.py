@@ -193,7 +193,7 @@ def test_workers_read_each_record_once(runs: Runs, name: str) -> None:
 )
 def test_ranks_read_each_record_once(runs: Runs, world: int, worker: int, size: int, name: str) -> None:
     """As one process computes it, also the last records of an epoch, of which two of three ranks have none."""
-    same_for_both = ["--model", "{type: tests.parts.Plain}", "--precision.mode", "fp64", "--optim.accumulate", "2"]
+    same_for_both = ["--model", "{type: tests.small.Plain}", "--precision.mode", "fp64", "--optim.accumulate", "2"]
     alone = runs.train(*stream(name, *same_for_both, "--batch_size", str(world * size)), name="alone")
     more = [*same_for_both, "--batch_size", str(size), "--num_workers", str(worker)]
     several(runs, world, runs.words(*stream(name, *more), name="shared"))

@@ -105,7 +105,7 @@ def test_a_resume_inside_an_epoch(runs: Runs, kind: str) -> None:
 @pytest.mark.parametrize("kind", ["balanced", "weighted", "pk"])
 def test_two_processes_are_one(runs: Runs, kind: str) -> None:
     """With workers, and each repeated sample with the random numbers that one process gives it."""
-    same_for_both = ["--model", "{type: tests.parts.Plain}", "--precision.mode", "fp64"]
+    same_for_both = ["--model", "{type: tests.small.Plain}", "--precision.mode", "fp64"]
     alone = load(runs.train(*words("plain", *same_for_both, *ORDERS[kind]), name="alone"))
     more = [*same_for_both, *ORDERS[kind], "--batch_size", "16", "--num_workers", "2"]
     several(runs, 2, runs.words(*words("plain", *more), name="shared"))

@@ -13,8 +13,8 @@ from library.data.image_folder_dataset import ImageFolderDataset
 from library.data.tar_dataset import TarDataset, TarStream
 from library.data.tar_shards import scan
 from tests.conftest import Runs, load
-from tests.parts import images
 from tests.resume import same_after_cut
+from tests.small import images
 from tools.pack import main as pack
 
 SIZE = [8, 8]
@@ -127,7 +127,7 @@ def on_shards(shards: Path, kind: str, *more: str, **extra: Any) -> list[str]:
     part = f"shards: {shards}/*.tar, size: [8, 8], channels: 1"
     train = f"{{type: {kind}, {part}{''.join(f', {key}: {value}' for key, value in extra.items())}}}"
     val = f"{{type: TarDataset, {part}}}"
-    model = "{type: tests.parts.Plain}"
+    model = "{type: tests.small.Plain}"
     return ["--dataset.train", train, "--dataset.val", val, "--dataset.eval", "null", "--model", model, *more]
 
 

@@ -148,9 +148,9 @@ def test_shares_of_mixed_images() -> None:
 @pytest.mark.slow
 def test_a_run_with_mixed_batches_resumes_and_evaluates_as_before(runs: Runs) -> None:
     """Training only, the same with workers and after a resume, on a dataset that draws nothing itself."""
-    losses = "{$REPLACE: true, CrossEntropyLoss: {type: tests.samples.CrossEntropy}, ce: {type: tests.parts.Mortal}}"
+    losses = "{$REPLACE: true, CrossEntropyLoss: {type: tests.samples.CrossEntropy}, ce: {type: tests.small.Mortal}}"
     base = words("plain", "--dataset.train", "{type: tests.samples.Digits}", "--loss", losses, "--optim.lr", "1e-99",
- "--model", "{type: tests.parts.Plain}")  # fmt: skip
+ "--model", "{type: tests.small.Plain}")  # fmt: skip
     mixed = [*base, "--loader.collate", "{type: mixup, alpha: 0.4}"]
     plain, alone = runs.train(*base, name="plain"), runs.train(*mixed, name="alone")
     values = [final(folder)["latest"]["values"] for folder in (plain, alone)]

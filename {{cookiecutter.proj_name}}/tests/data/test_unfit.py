@@ -19,8 +19,8 @@ from common.data.plan import EpochPlan
 from common.progress import Position
 from library.data.image_folder_dataset import ImageFolderDataset
 from tests.conftest import ErrorOf, Runs
-from tests.parts import images as make_images
 from tests.samples import Digits
+from tests.small import images as make_images
 
 
 class Unfit(Digits):

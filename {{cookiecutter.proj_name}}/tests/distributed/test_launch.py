@@ -109,7 +109,7 @@ def weights(folder: Path) -> dict[str, torch.Tensor]:
 
 
 # The same 30 samples a step, by 1, 2 or 3 processes; no dropout and no batch norm, whose numbers depend on the split.
-LAUNCHED = ["--model", "{type: tests.parts.Plain}", "--debug.max_samples", "90", "--gpu_ids", "-1"]
+LAUNCHED = ["--model", "{type: tests.small.Plain}", "--debug.max_samples", "90", "--gpu_ids", "-1"]
 
 
 @pytest.fixture
@@ -141,7 +141,7 @@ def test_spawn(runs: Runs, alone: Path, world: int) -> None:
 def test_elastic_goes_on_by_itself(runs: Runs) -> None:
     """Torchrun starts all again after a rank has died; the run continues from its last checkpoint, by itself."""
     words = runs.words(
-        "--progress.epoch", "4", "--loss", "{$REPLACE: true, ce: {type: tests.parts.DiesOnce}}", "--num_workers", "0",
+        "--progress.epoch", "4", "--loss", "{$REPLACE: true, ce: {type: tests.small.DiesOnce}}", "--num_workers", "0",
         "--batch_size", "16",
     )  # fmt: skip
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--max-restarts=1"]

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from common.base.nested import map_leaves
 from tests.conftest import ErrorOf, Runs, load, metrics
-from tests.parts import Plain
 from tests.ranks import several
+from tests.small import Plain
 
 HERE = "tests.distributed.test_reduction"
 # 160 samples: in an epoch's last step, 2 micro-batches are full, one has 4 samples, and 5 have none.

@@ -142,7 +142,7 @@ def test_samples_are_counted_whatever_a_batch_is(runs: Runs, collate: str) -> No
     words = ["--dataset.val", "{type: tests.samples.Digits, eval_batch_size: 48}", "--progress.epoch", "1"]
     usual = runs.train(*words, name="usual")
     whole = runs.train(*words, "--dataset.val.eval_batch_size", "160", name="whole")
-    other = runs.train(*words, "--loader.collate", f"tests.parts:{collate}", name="other")
+    other = runs.train(*words, "--loader.collate", f"tests.small:{collate}", name="other")
     first, second = metrics(usual, "val")[-1], metrics(other, "val")[-1]
     assert (first["samples"], first["values"]) == (second["samples"], second["values"])
     assert first["values"] == pytest.approx(metrics(whole, "val")[-1]["values"], rel=1e-6)

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from tests.conftest import Runs, run
-from tests.parts import Plain
 from tests.samples import Digits, Share
+from tests.small import Plain
 
 
 class WrongModel(Plain):

@@ -22,7 +22,7 @@ BUSY = [
     "--optim.clip_gradients", "0.05", "--progress.iter_save_progress", "1",
     "--progress.epoch_eval", "1", "--debug.debug_mode", "true",
 ]  # fmt: skip
-PLAIN = ["--model", "{type: tests.parts.Plain}"]
+PLAIN = ["--model", "{type: tests.small.Plain}"]
 
 
 def whole(folder: Path, name: str = "latest") -> dict[str, Any]:
@@ -87,7 +87,7 @@ def test_one_process_keeps_its_weights(runs: Runs) -> None:
     assert same(whole(runs.root / "fsdp"), whole(runs.root / "ddp"))
 
 
-RESUMED = ["--model", "{$REPLACE: true, type: tests.parts.Tower, batch: true}", *BLOCKS, "--batch_size", "11"]
+RESUMED = ["--model", "{$REPLACE: true, type: tests.small.Tower, batch: true}", *BLOCKS, "--batch_size", "11"]
 
 
 @pytest.mark.slow

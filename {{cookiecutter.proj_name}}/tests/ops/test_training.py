@@ -10,11 +10,11 @@ import torch
 
 import train
 from tests.conftest import ENVIRONMENT, PROJECT, Runs, load, metrics
-from tests.parts import Killed
+from tests.small import Killed
 
 pytestmark = pytest.mark.usefixtures("build_dir")
 CONFIG = ["--config", "configs/ops.yaml"]
-MORTAL = ["--loss", "{$REPLACE: true, ce: {type: tests.parts.Mortal}}", "--best.metric", "loss"]
+MORTAL = ["--loss", "{$REPLACE: true, ce: {type: tests.small.Mortal}}", "--best.metric", "loss"]
 
 
 def start(*words: str, build_dir: str, **variables: str) -> subprocess.CompletedProcess[str]:

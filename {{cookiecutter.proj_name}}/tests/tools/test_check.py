@@ -16,7 +16,7 @@ from torch.utils.data import default_collate
 
 from cli.stored_config import train_config
 from tests.conftest import CONFIG, ENVIRONMENT, PROJECT
-from tests.parts import NoisyDigits
+from tests.small import NoisyDigits
 from tools.check import __main__ as tool
 from tools.check.checks import mixes_samples
 from tools.check.lab import Lab, NotApplicable

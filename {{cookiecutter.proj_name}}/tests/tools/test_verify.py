@@ -170,7 +170,7 @@ def test_one_changed_line_is_refused(tmp_path: Path) -> None:
 )
 def test_a_stopped_and_resumed_run_is_verified_from_the_start(words: list[str], runs: Runs, restored_log: None) -> None:
     """Of two processes, and with clipping and workers; stopped inside the second epoch."""
-    loss = ["--loss", "{$REPLACE: true, ce: {type: tests.parts.Signalled}}"]
+    loss = ["--loss", "{$REPLACE: true, ce: {type: tests.small.Signalled}}"]
     command = [sys.executable, "train.py", *runs.words(*SAVES, *loss, *words)]
     # SIGTERM in the seventh step: several processes stop some steps later, together.
     stopped = run(command, env={**ENVIRONMENT, "SIGNAL_AT": "7 15"}, timeout=600)

@@ -1,4 +1,4 @@
-"""Small models, losses and datasets that tests name by their import path, `tests.parts.X`."""
+"""Small models, losses and datasets that tests name by their import path, `tests.small.X`."""
 
 import os
 import random
