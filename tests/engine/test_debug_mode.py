@@ -84,7 +84,7 @@ def test_every_shipped_config(runs: Runs, config: Path) -> None:
     assert json.loads((folder / "status.json").read_text())["state"] == "finished"
 
 
-@pytest.mark.parametrize("schedule", [*SCHEDULES, "WarmUpCosineLR"])
+@pytest.mark.parametrize("schedule", [*SCHEDULES])
 def test_lengths_made_for_a_long_run(runs: Runs, tmp_path: Path, schedule: str) -> None:
     """D13: a warm-up of 20 epochs, large steps, an early stop, intervals in epochs and steps."""
     path = tmp_path / "long.yaml"

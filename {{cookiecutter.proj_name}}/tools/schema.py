@@ -95,9 +95,6 @@ class _ForEditors(GenerateJsonSchema):
         rule = super().dataclass_schema(schema)
         properties = {name: _as_typed(item) for name, item in rule["properties"].items()} | {"$REPLACE": _REPLACE}
         kept = {name: item for name, item in rule.items() if name not in ("title", "required")}
-        if registry := getattr(schema["cls"], "__arguments__", None):  # other keys are arguments of an entry
-            del kept["additionalProperties"]
-            kept["allOf"] = [registry.editor_rule(**{key: {} for key in properties})]
         return {**kept, "properties": properties}
 
 

@@ -8,13 +8,11 @@ from typing import Annotated, Any
 
 import pytest
 import torch
-import yaml
 from pydantic import Field
 from torch.optim import SGD, AdamW, Optimizer, lr_scheduler
 
 from common.base.errors import UserError
 from common.config import ConfigError, resolve, section
-from common.config.record import known_part
 from common.config.registry import SCHEDULE_REGISTRY
 from common.optim import OptimConfig, build_schedule
 from common.optim.schedule import Schedule
@@ -83,13 +81,13 @@ SAME_AS_TORCH = {
         o, lambda t: 0.2 + 0.8 * (1 + math.cos(math.pi * t / TOTAL)) / 2
     ),
     "{type: CosineAnnealingLR}": lambda o: lr_scheduler.CosineAnnealingLR(o, TOTAL),
-    "{type: poly, power: 2}": lambda o: lr_scheduler.PolynomialLR(o, TOTAL, power=2.0),
+    "{type: poly, args: {power: 2}}": lambda o: lr_scheduler.PolynomialLR(o, TOTAL, power=2.0),
     "{type: PolyLR, tmax: 30step}": lambda o: lr_scheduler.PolynomialLR(o, 30, power=0.9),
     "{type: multistep, lr_steps: [2, 5], lr_gamma: 0.3}": lambda o: lr_scheduler.MultiStepLR(o, [12, 30], 0.3),
     "{type: MultiStepLR, lr_steps: [7step, 0.5epoch]}": lambda o: lr_scheduler.MultiStepLR(o, [3, 7], 0.1),
     "{type: exponential, lr_steps: [5], lr_gamma: 0.1}": lambda o: lr_scheduler.ExponentialLR(o, 0.1 ** (1 / 30)),
     "{type: onecycle}": lambda o: lr_scheduler.OneCycleLR(o, [BASE, 2 * BASE], total_steps=TOTAL, cycle_momentum=False),
-    "{type: onecycle, pct_start: 0.55, div_factor: 5, final_div_factor: 10}": lambda o: lr_scheduler.OneCycleLR(
+    "{type: onecycle, args: {pct_start: 0.55, div_factor: 5, final_div_factor: 10}}": lambda o: lr_scheduler.OneCycleLR(
         o, [BASE, 2 * BASE], total_steps=TOTAL, pct_start=0.55, div_factor=5, final_div_factor=10, cycle_momentum=False
     ),
 }
@@ -173,12 +171,6 @@ def test_the_floor_is_a_factor_and_never_raises_the_rate(build) -> None:
         assert found[-1] == pytest.approx(0.3 * BASE)
 
 
-def test_the_old_warm_up_cosine_takes_its_length_from_lr_steps(build) -> None:
-    """WarmUpCosineLR warms up for lr_steps[0] epochs, per step, unless `warmup` says how long."""
-    assert rates(build("{type: WarmUpCosineLR, lr_steps: [3]}")) == rates(build("{type: cosine, warmup: 3}"))
-    assert rates(build("{type: WarmUpCosineLR, warmup: 2}")) == rates(build("{type: cosine, warmup: 2}"))
-
-
 # --- plateau ------------------------------------------------------------------------------------------------------
 
 VALUES = [1.0, 0.9, 0.95, 0.91, 0.90, 0.8, 0.8, 0.85, math.nan, 0.9, 0.9, 0.9, 0.7, 0.71, 0.72, 0.73, 0.74, 0.75]
@@ -190,7 +182,7 @@ def test_plateau_follows_the_rules_of_torch(build, mode: str, cooldown: int) -> 
     """Rate after every validation as in ReduceLROnPlateau, the warm-up in front."""
     reference = an_optimizer()
     torchs = lr_scheduler.ReduceLROnPlateau(reference, mode, factor=0.5, patience=1, cooldown=cooldown)
-    options = f"type: plateau, mode: {mode}, patience: 1, cooldown: {cooldown}, lr_gamma: 0.5"
+    options = f"type: plateau, mode: {mode}, patience: 1, args: {{cooldown: {cooldown}}}, lr_gamma: 0.5"
     mine, warmed = build(f"{{{options}}}"), build(f"{{{options}, warmup: 4step}}")
     seen = []
     for step, value in enumerate(VALUES):
@@ -264,7 +256,7 @@ def halving(step: int, min_factor: float, every: int = 10) -> float:
 def test_a_schedule_of_ones_own(build) -> None:
     """A function of the step, by name or path, with keys of the section and arguments of its own."""
     expected = torch_rates(lambda o: lr_scheduler.StepLR(o, 7, 0.5))
-    assert rates(build("{type: halving, every: 7}")) == pytest.approx(expected)
+    assert rates(build("{type: halving, args: {every: 7}}")) == pytest.approx(expected)
     assert rates(build(f"{{type: {__name__}:halving, args: {{every: 7}}}}")) == pytest.approx(expected)
     warmed = rates(build("{type: halving, args: {every: 7}, warmup: 4step}"))
     assert warmed[:4] == pytest.approx([BASE * i / 5 for i in (1, 2, 3, 4)])
@@ -272,47 +264,21 @@ def test_a_schedule_of_ones_own(build) -> None:
     assert rates(build("{type: halving, min_factor: 0.25}"))[-1] == 0.25 * BASE
 
 
-EARLIER = (
-    "lr_gamma: 0.1, power: 0.9, pct_start: 0.3, div_factor: 25.0, final_div_factor: 10000.0, "
-    "patience: 10, threshold: 0.0001, cooldown: 0, mode: min, args: {}"
-)
-
-
-@pytest.mark.parametrize(
-    ("kind", "arguments"),
-    [
-        ("constant", {}),
-        ("poly", {"power": 0.9}),
-        ("plateau", {"lr_gamma": 0.1, "cooldown": 0}),
-        ("onecycle", {"pct_start": 0.3, "div_factor": 25.0, "final_div_factor": 10000.0}),
-    ],
-)
-def test_keys_of_every_schedule_may_stand_together(kind: str, arguments: dict[str, Any], tmp_path: Path) -> None:
-    """As in configs and records of earlier versions; those of other schedules have no effect, and are not kept."""
-    earlier, short = tmp_path / "earlier.yaml", tmp_path / "short.yaml"
-    earlier.write_text(f"optim: {{lr_scheduler: {{type: {kind}, {EARLIER}}}}}\n")
-    short.write_text(f"optim: {{lr_scheduler: {{type: {kind}}}}}\n")
-    found = resolve(Root, [earlier])
-    assert found.config.optim.lr_scheduler.args == arguments
-    assert found.values == resolve(Root, [short]).values, "so a run can be resumed with either"
-    stored, dropped = known_part({"optim": {"lr_scheduler": {"type": kind, **yaml.safe_load(f"{{{EARLIER}}}")}}}, Root)
-    assert stored == found.values and dropped == {}
-
-
 def test_arguments_of_a_schedule_in_files_and_on_the_command_line(tmp_path: Path) -> None:
-    """The last one counts, beside the other keys or in `args`; a file may give those of a type that comes later."""
+    """The last one counts; another type has other arguments, so those of the file must go."""
     base, mine = tmp_path / "base.yaml", tmp_path / "mine.yaml"
-    base.write_text("optim: {lr_scheduler: {type: poly, power: 2, lr_gamma: 0.3}}\n")
-    mine.write_text("$BASE: base.yaml\noptim: {lr_scheduler: {power: 3}}\n")
+    base.write_text("optim: {lr_scheduler: {type: poly, args: {power: 2}}}\n")
+    mine.write_text("$BASE: base.yaml\noptim: {lr_scheduler: {args: {power: 3}}}\n")
 
     def arguments(*words: str) -> dict[str, Any]:
         return resolve(Root, [mine], words).config.optim.lr_scheduler.args
 
     assert arguments() == {"power": 3}
-    assert arguments("--optim.lr_scheduler.power", "4") == {"power": 4}
     assert arguments("--optim.lr_scheduler.args.power", "5") == {"power": 5}
-    assert arguments("--optim.lr_scheduler.type", "multistep") == {"lr_gamma": 0.3}
-    assert resolve(Root, [mine]).origins["optim.lr_scheduler.args.power"].endswith("mine.yaml:2")
+    wsd = ["--optim.lr_scheduler.type", "wsd"]
+    with pytest.raises(ConfigError, match=r"args.power = 3 .*mine.yaml:2\)\n +is not an argument of wsd"):
+        arguments(*wsd)
+    assert arguments(*wsd, "--optim.lr_scheduler.args", "{$REPLACE: true, decay: 0.3}") == {"decay": 0.3}
 
 
 # --- mistakes -----------------------------------------------------------------------------------------------------
@@ -339,15 +305,15 @@ def test_arguments_of_a_schedule_in_files_and_on_the_command_line(tmp_path: Path
         ("{min_factor: 1.5}", ["lr_scheduler.min_factor"]),
         ("{mode: low}", ["lr_scheduler.mode", "min", "max"]),
         ("{milestones: [5]}", ["lr_scheduler.milestones", "lr_steps"]),
-        ("{gamma: 0.5}", ["gamma = 0.5", "not an argument of constant", "did you mean lr_gamma"]),
-        ("{T_max: 5}", ["T_max = 5", "did you mean tmax"]),
+        ("{gamma: 0.5}", ["gamma = 0.5", "it is called optim.lr_scheduler.lr_gamma"]),
+        ("{T_max: 5}", ["T_max = 5", "did you mean optim.lr_scheduler.tmax"]),
         ("{warmup: -3}", ["lr_scheduler.warmup = -3", "must not be negative"]),
         ("{warmup: -3step}", ["lr_scheduler.warmup", "must not be negative"]),
-        ("{type: onecycle, pct_strat: 0.2}", ["pct_strat", "falling_schedule.py", "did you mean pct_start"]),
-        ("{type: onecycle, pct_start: 2}", ["pct_start = 2", "less than 1", "an argument of onecycle"]),
+        ("{type: onecycle, pct_start: 0.2}", ["pct_start = 0.2", "it is now args.pct_start"]),
+        ("{type: onecycle, args: {pct_strat: 0.2}}", ["pct_strat", "falling_schedule.py", "did you mean pct_start"]),
+        ("{type: onecycle, args: {pct_start: 2}}", ["pct_start = 2", "less than 1", "an argument of onecycle"]),
         ("{type: poly, args: {power: 0}}", ["power = 0", "greater than 0"]),
-        ("{type: halving, evry: 3}", ["did you mean every"]),
-        ("{typ: cosine}", ["did you mean type"]),
+        ("{typ: cosine}", ["did you mean optim.lr_scheduler.type"]),
     ],
 )
 def test_mistakes_are_refused_before_anything_is_built(build, text: str, says: list[str]) -> None:

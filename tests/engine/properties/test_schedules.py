@@ -48,7 +48,6 @@ class Case:
         return self.tmax or self.total
 
     def build(self) -> Schedule:
-        arguments = {"multistep": {"lr_gamma": self.gamma}, "exponential": {"lr_gamma": self.gamma}}
         config = LrSchedulerConfig(
             type=self.kind,
             warmup=f"{self.warmup}step",
@@ -56,7 +55,8 @@ class Case:
             lr_steps=[f"{step}step" for step in self.drops],
             min_factor=self.floor,
             tmax=None if self.tmax is None else f"{self.tmax}step",
-            args=arguments.get(self.kind, {"power": self.power} if self.kind == "poly" else {}),
+            lr_gamma=self.gamma,
+            args={"power": self.power} if self.kind == "poly" else {},
         )
         assert not list(config.problems())
         return build_schedule(config, optimizer_of(), self.total, None)

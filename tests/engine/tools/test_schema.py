@@ -131,7 +131,7 @@ def test_the_schema_finds_mistakes(text: str, key: str, tmp_path: Path) -> None:
         "dataset: {train: {type: Concat, sets: [{type: DigitsDataset}, {type: DigitsDataset, shift: 2}]}, eval: null}",
         "dataset: {val: {$REPLACE: true, a: {type: DigitsDataset, eval_batch_size: 8}}}\nbest: {metric: a.loss}",
         "progress: {epoch_val: 0.5epoch, epoch_save_latest: '2 epochs', log_every: 20, epoch_eval: '-1'}",
-        "optim: {lr_scheduler: {type: onecycle, warmup: 1, pct_start: 0.2, args: {div_factor: 5}}}",
+        "optim: {lr_scheduler: {type: onecycle, warmup: 1, args: {div_factor: 5}}}",
         "num_workers: '${optim.accumulate}'\nprogress: {epoch_eval: '${progress.epoch_val}'}",
     ],
 )

@@ -96,20 +96,9 @@ def complete(node: Node, annotation: Any) -> Node:
     if not isinstance(value, dict):
         return replace(node, value=node.text) if node.text is not None and only_text(annotation) else node
     if schema := section_of(annotation):
-        value = _gather_arguments(value, schema)
         defaults = {name: key.default for name, key in keys_of(schema).items() if key.default is not ABSENT}
         value = {**node_of(defaults, DEFAULT).value, **value}
     return replace(node, value={name: complete(item, child(annotation, name)) for name, item in value.items()})
-
-
-def _gather_arguments(entries: dict[str, Node], schema: type) -> dict[str, Node]:
-    """Move unknown keys of a section that takes the arguments of an entry (`__arguments__`) to its field `args`."""
-    known, args = {*keys_of(schema), *getattr(schema, "__renamed__", ())}, entries.get("args", Node({}, DEFAULT))
-    rest = {name: node for name, node in entries.items() if name not in known}
-    if not (rest and hasattr(schema, "__arguments__") and isinstance(args.value, dict)):
-        return entries
-    kept = {name: node for name, node in entries.items() if name in known}
-    return {**kept, "args": replace(args, value=args.value | rest)}
 
 
 def node_of(value: Any, origin: str) -> Node:

@@ -24,8 +24,6 @@ def section(cls: type[T]) -> type[T]:
 
     Rules about several keys go in a method `problems(self) -> Iterator[Problem]`; its keys are relative to the
     section. It runs last: values that are wrong by themselves have been replaced by their defaults.
-    A section with a `type`, a field `args` and `__arguments__: ClassVar[Registry]` is open: keys without a field are
-    arguments of the entry of that registry, and are kept in `args`.
     """
     cls.__pydantic_config__ = {"extra": "forbid", "strict": True, "allow_inf_nan": False}  # type: ignore[attr-defined]
     return dataclasses.dataclass(frozen=True, kw_only=True)(cls)

@@ -3,7 +3,7 @@
 A schedule is a function of `step`, counted from the end of the warm-up: a resumed run needs no history. It can also
 take these parameters: `steps` (from the end of the warm-up to `tmax`, or to the end of the run), `milestones`
 (`lr_steps`, counted like `step`), `steps_per_epoch` (None for data without length), and the fields of
-`LrSchedulerConfig`, as `min_factor`. All others are arguments, which the section optim.lr_scheduler may set.
+`LrSchedulerConfig`, as `min_factor`. All others are arguments, which optim.lr_scheduler.args may set.
 The one schedule that depends on validation results, and so has a state, is `Plateau`.
 """
 
@@ -29,7 +29,6 @@ def linear(step: int, steps: int, min_factor: float) -> float:
 
 
 @SCHEDULE_REGISTRY.register("CosineAnnealingLR")
-@SCHEDULE_REGISTRY.register("WarmUpCosineLR")  # warms up until lr_steps[0] if `warmup` is 0
 @SCHEDULE_REGISTRY.register()
 def cosine(step: int, steps: int, min_factor: float) -> float:
     """Falls from 1 to `min_factor` over `steps` along half a cosine, then stays there."""
@@ -57,7 +56,7 @@ class Plateau:
         patience: int,
         threshold: float,
         mode: str,
-        lr_gamma: Annotated[float, Field(gt=0.0)] = 0.1,
+        lr_gamma: float,
         cooldown: Annotated[int, Field(ge=0)] = 0,
     ) -> None:
         self._gamma, self._floor = lr_gamma, min_factor

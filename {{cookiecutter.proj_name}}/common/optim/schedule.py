@@ -13,8 +13,8 @@ from torch.optim import Optimizer
 from common.base.context import error_context
 from common.base.errors import UserError
 from common.config import Problem, section
-from common.config.arguments import check_arguments, fit_arguments, parameter_names, parameters
-from common.config.registry import SCHEDULE_REGISTRY, Registered, Registry, file_of
+from common.config.arguments import check_arguments, fit_arguments, parameter_names
+from common.config.registry import SCHEDULE_REGISTRY, Registered, file_of
 from common.optim.factors import Plateau
 from common.optim.groups import group_name
 from common.progress import EpochInterval, Interval
@@ -22,10 +22,7 @@ from common.progress import EpochInterval, Interval
 
 @section
 class LrSchedulerConfig:
-    """How the learning rate changes. Lengths count from the start of the run, in epochs or as "100step".
-
-    Other keys are arguments of the schedule.
-    """
+    """How the learning rate changes. Lengths count from the start of the run, in epochs or as "100step"."""
 
     type: Annotated[str, Registered(SCHEDULE_REGISTRY), Field(description="one of --list schedules")] = "constant"
     warmup: Annotated[EpochInterval, Field(description="length of the linear rise at the start; 0 = none")] = 0
@@ -33,31 +30,25 @@ class LrSchedulerConfig:
     lr_steps: Annotated[list[EpochInterval], Field(description="when a schedule drops, or restarts")] = field(
         default_factory=lambda: [50, 80]
     )
+    lr_gamma: Annotated[float, Field(gt=0.0, description="factor of a drop")] = 0.1
     tmax: Annotated[EpochInterval, Field(description="when a decaying schedule ends; null = with the run")] = None
     min_factor: Annotated[float, Field(ge=0.0, le=1.0, description="lowest factor of lr, after the warm-up")] = 0.0
     patience: Annotated[int, Field(ge=0, description="plateau: validations without progress before a drop")] = 10
     threshold: Annotated[float, Field(ge=0.0, description="plateau: relative change that counts as progress")] = 1e-4
     mode: Annotated[Literal["min", "max"], Field(description="plateau: whether lower or higher is better")] = "min"
-    args: Annotated[dict[str, Any], Field(description="its additional arguments; may be written inline, too")] = field(
-        default_factory=dict
-    )
+    args: Annotated[dict[str, Any], Field(description="its further arguments")] = field(default_factory=dict)
 
-    __arguments__: ClassVar[Registry] = SCHEDULE_REGISTRY
     __renamed__: ClassVar[dict[str, str]] = {
         **dict.fromkeys(("eta_min", "ema_min"), "it is now min_factor, a factor of lr"),
         "milestones": "lr_steps",
         "warmup_epochs": "warmup",
         "warmup_steps": 'it is now warmup, in steps when written as "100step"',
+        "gamma": "lr_gamma",
+        **{
+            key: f"it is now args.{key}"
+            for key in ("power", "pct_start", "div_factor", "final_div_factor", "decay", "shape", "cooldown")
+        },
     }
-
-    def __post_init__(self) -> None:
-        """Complete `args` with the defaults of the schedule, and drop arguments of other schedules."""
-        with suppress(UserError):  # which the registry reports
-            known = parameters(SCHEDULE_REGISTRY.get(self.type))[0]
-            unused, free = _all_arguments() - known.keys(), [name for name in known if name not in vars(self)]
-            plain = {name: known[name].default for name in free if isinstance(known[name].default, int | float | str)}
-            given = {name: value for name, value in self.args.items() if name not in unused}
-            object.__setattr__(self, "args", plain | given)
 
     def problems(self) -> Iterator[Problem]:
         """Types that are not schedules, wrong arguments, and invalid lengths."""
@@ -78,14 +69,8 @@ class LrSchedulerConfig:
         ours = {"step", "steps", "milestones", "steps_per_epoch", *vars(self)}  # these do not come from `args`
         ours -= {"steps_per_epoch"} & self.args.keys()  # but this one may
         provided = tuple(name for name in parameter_names(target) if name in ours)
-        others = [*(set(vars(self)) - {"args"}), *_all_arguments()]
         label = f"{self.type} ({{}})".format
-        yield from check_arguments(target, self.args, "args", lambda: label(file_of(target)), provided, others)
-
-
-def _all_arguments() -> set[str]:
-    """Return the names of the arguments of all schedules."""
-    return {name for schedule in SCHEDULE_REGISTRY.entries().values() for name in parameter_names(schedule)}
+        yield from check_arguments(target, self.args, "args", lambda: label(file_of(target)), provided)
 
 
 class Schedule:
@@ -154,8 +139,6 @@ def build_schedule(
     Raises `UserError` if the schedule needs a number that is unknown.
     """
     warmup = _steps("warmup", config.warmup, steps_per_epoch)
-    if config.type == "WarmUpCosineLR":
-        warmup = warmup or _steps("lr_steps", config.lr_steps[0], steps_per_epoch)
     target = SCHEDULE_REGISTRY.get(config.type)
     parameters = parameter_names(target)
     shortens = config.tmax is None and (debug or (cut and "steps" in parameters))

@@ -25,14 +25,14 @@ def poly(step: int, steps: int, min_factor: float, power: Positive = 0.9) -> flo
 
 @SCHEDULE_REGISTRY.register("MultiStepLR")
 @SCHEDULE_REGISTRY.register()
-def multistep(step: int, milestones: Sequence[int], min_factor: float, lr_gamma: Positive = 0.1) -> float:
+def multistep(step: int, milestones: Sequence[int], min_factor: float, lr_gamma: float) -> float:
     """Drops by the factor `lr_gamma` at every milestone, from that step on."""
     return max(min_factor, lr_gamma ** bisect_right(sorted(milestones), step))
 
 
 @SCHEDULE_REGISTRY.register("ExponentialLR")
 @SCHEDULE_REGISTRY.register()
-def exponential(step: int, milestones: Sequence[int], min_factor: float, lr_gamma: Positive = 0.1) -> float:
+def exponential(step: int, milestones: Sequence[int], min_factor: float, lr_gamma: float) -> float:
     """Falls exponentially from 1; it reaches `lr_gamma` at the first milestone."""
     if milestones[0] <= 0:
         raise UserError("optim.lr_scheduler.lr_steps[0] is reached during the warm-up; shorten the warm-up")
