@@ -33,6 +33,8 @@ COMBINATIONS = {
 }
 # Each is a whole training. These are tried before each submission, the others before a release (`make test-full`).
 TRIED_OFTEN = ("core", "all", "subset 1")
+# The one list of what a project may have, in its README.
+LIST = re.compile(r"^## Parts\n.*?^```text\n(.*?)^```\n", re.MULTILINE | re.DOTALL)
 UNCUT: dict[str, str] = {}  # the weights of the default run, by the first combination that a process trains
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
 
@@ -49,6 +51,13 @@ def test_the_table_names_what_there_is() -> None:
             assert found, f"{name}: {pattern}"
             for path in found:
                 assert owners.setdefault(path, name) == name, path
+
+
+def test_the_readme_lists_every_part() -> None:
+    """In every project, with or without it."""
+    found = LIST.search((TEMPLATE / "README.md").read_text(encoding="utf-8"))
+    assert found
+    assert sorted(line.split()[0] for line in found[1].splitlines()) == sorted(TABLE)
 
 
 def test_every_edit_fits() -> None:
@@ -91,6 +100,8 @@ def test_nothing_left_speaks_of_what_is_gone(render: Render, name: str) -> None:
         ):
             continue
         text = file.read_text(encoding="utf-8")
+        if path == "README.md":
+            text = LIST.sub("", text)
         if path.endswith(".py"):
             problems += [f"{path} imports {each}" for each in imported(ast.parse(text)) & modules]
         names = [each for each in gone if re.search(rf"(?<![\w/.]){re.escape(each)}\b", text)]

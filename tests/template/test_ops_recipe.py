@@ -186,19 +186,6 @@ def test_every_other_snippet_runs(project: Project) -> None:
     assert (project.root / "custom" / "ops" / "build" / "compile_commands.json").is_file()
 
 
-def test_the_projects_readme_names_operators_where_there_are_any(render: Render) -> None:
-    """And the lines for them leave no gap where they were."""
-    with_ops, without = ((render(ops=answer) / "README.md").read_text(encoding="utf-8") for answer in ("yes", "no"))
-    for mention in ("custom/ops/README.md", "scripts/install_ops.sh", "configs/ops.yaml"):
-        assert mention in with_ops
-    assert "ops.yaml" not in without
-    assert "install_ops" not in without
-    assert "perator" not in without
-    for text in (with_ops, without):
-        assert "\n\n\n" not in re.sub(BLOCK, "block", text)
-        assert not re.search(r"\|\n\n\|", text)  # a gap ends a table
-
-
 def clang_format() -> str:
     beside = Path(sys.executable).with_name("clang-format")
     found = str(beside) if beside.is_file() else shutil.which("clang-format")

@@ -150,12 +150,13 @@ def follow_the_readme(project: Path, yours: Path) -> None:
     edit(task, (f"{imported}\n", f"{recipe[1]}\n"))
     task.write_text(f"{task.read_text()}\n{recipe[2]}")
     (yours / "loss" / "margin_loss.py").write_text(LOSS)
+    keys = (project / "docs" / "config.md").read_text(encoding="utf-8")
     section = re.search(
-        r"^```python\n(from typing import Annotated\n\n.*?)@section\n(class MixConfig:.*?)^```$", readme, re.M | re.S
+        r"^```python\n(from typing import Annotated\n\n.*?)@section\n(class MixConfig:.*?)^```$", keys, re.M | re.S
     )
     assert section, "the recipe for a setting of one's own"
     field = "    mix: MixConfig = field(default_factory=MixConfig)"
-    assert f"Add `{field.strip()}` to `Config`" in readme
+    assert f"Add `{field.strip()}` to `Config`" in keys
     edit(
         yours / "config.py",
         ("from dataclasses import field\n\n", f"from dataclasses import field\n{section[1].strip()}\n\n"),

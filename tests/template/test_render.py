@@ -74,8 +74,6 @@ def test_nothing_else_speaks_of_the_examples(render: Render) -> None:
     for path, file in files(render()).items():
         left = re.search(rb"examples[/.]\w", file.read_bytes())
         assert left is None, f"{path}: {left}"
-    readme = (render(examples="all") / "README.md").read_text(encoding="utf-8")
-    assert "examples/README.md" in readme
 
 
 def test_nothing_else_speaks_of_the_operators(render: Render) -> None:
