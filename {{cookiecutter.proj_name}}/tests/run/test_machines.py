@@ -110,14 +110,13 @@ LIMITS = {
 @pytest.mark.slow
 @pytest.mark.parametrize("limit", LIMITS)
 def test_limits_of_a_machine(runs: Runs, limit: str) -> None:
-    """The message ends with what to do."""
+    """The message says what to do; where no file can be opened, its own line says it."""
     program = f'"{sys.executable}" train.py "$@"'
     done = run(
         ["unshare", "-rm", "bash", "-c", f"{limit}; {program}", "bash", *runs.words(*SHORT, "--num_workers", "2")]
     )
     assert done.returncode != 0
-    (hint,) = [line for line in done.stderr.splitlines() if line.startswith("  hint ")]
-    assert LIMITS[limit] in hint and "--num_workers 0" in hint
+    assert LIMITS[limit] in done.stderr and "--num_workers 0" in done.stderr
 
 
 @pytest.mark.parametrize(
