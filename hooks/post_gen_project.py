@@ -70,12 +70,14 @@ def load(path):
 
 def unwanted_leaves(answers, leaves):
     """Return the leaves that the answers leave out. Exits with a sentence if `parts` names one that does not exist."""
-    parts = answers.get("parts", "all").replace(",", " ").split()
-    optional = [name for name in leaves if name not in ("ops", "examples")]
-    wanted = set(optional) if parts == ["all"] else set() if parts == ["core"] else set(parts)
+    optional = [name for name in leaves if name != "examples"]
+    sets = {"all": optional, "usual": [name for name in optional if leaves[name].get("usual")], "core": []}
+    wanted = set()
+    for word in answers["parts"].replace(",", " ").split():
+        wanted.update(sets.get(word, [word]))
     if unknown := sorted(wanted - set(optional)):
-        sys.exit(f"error: parts: there is no {', '.join(unknown)}; answer all, core, or some of: {' '.join(optional)}")
-    wanted |= {"ops"} if answers["ops"] == "yes" else set()
+        choices = " ".join([*sets, *optional])
+        sys.exit(f"error: parts: there is no {', '.join(unknown)}; answer with one or more of: {choices}")
     wanted |= {"examples"} if answers["examples"] == "all" else set()
     while missing := {need for name in wanted for need in leaves[name].get("needs", ())} - wanted:
         wanted |= missing

@@ -60,7 +60,7 @@ def main(site: Path) -> None:
     if site.exists() and any(site.iterdir()) and not (site / "search" / "search_index.json").is_file():
         sys.exit(f"{site} holds something that is no docs site; name another folder: make docs SITE=...")
     with tempfile.TemporaryDirectory() as home:
-        answers = {"proj_name": NAME, "examples": "all", "description": "A PyTorch project"}
+        answers = {"proj_name": NAME, "parts": "all", "examples": "all", "description": "A PyTorch project"}
         options = {"no_input": True, "output_dir": home, "default_config": True}
         project = Path(cookiecutter(str(TEMPLATE), extra_context=answers, **options))
         write(project, Path(home, "pages"), site)

@@ -56,7 +56,8 @@ def main(arguments: Sequence[str]) -> None:
     project_docs = TEMPLATE / "{{cookiecutter.proj_name}}" / "docs"
     folders = [Path(arguments[0])] if arguments else [TEMPLATE / "docs", project_docs]
     with tempfile.TemporaryDirectory() as temporary:
-        project = Path(cookiecutter(str(TEMPLATE), no_input=True, output_dir=temporary, default_config=True))
+        options = {"no_input": True, "output_dir": temporary, "default_config": True}
+        project = Path(cookiecutter(str(TEMPLATE), extra_context={"parts": "all"}, **options))
         pictures = {"mistakes.svg": mistakes(project), "run.svg": killed(project)}
     for folder in folders:
         for name, text in pictures.items():

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import yaml
 from cookiecutter.main import cookiecutter
 
 HERE = Path(__file__).resolve().parent
@@ -20,18 +21,24 @@ TEMPLATE = REPO / "{{cookiecutter.proj_name}}"
 RENDERED = {"README.md", "LICENSE", "CITATION.cff", "pyproject.toml"}
 RECORD = ".copier-answers.yml"  # where a project comes from, written when it is rendered
 CACHES = {"__pycache__", ".pytest_cache", ".ruff_cache", ".mypy_cache"}
+TABLE = yaml.safe_load((TEMPLATE / "leaves.yaml").read_text(encoding="utf-8"))
 NON_DEFAULT = {
-    "proj_name": "spin-lab", "custom_name": "spinlab", "license": "none", "ci": "none", "ops": "no", "examples": "all"
-}  # fmt: skip
+    "proj_name": "spin-lab",
+    "custom_name": "spinlab",
+    "license": "none",
+    "ci": "none",
+    "examples": "all",
+    "parts": " ".join(name for name in TABLE if name not in ("ops", "examples")),
+}
 
 Render = Callable[..., Path]
 TIMES: list[tuple[str, str, float]] = []  # row of answers, step, seconds: a table at the end of the test report
 
 
 def fresh(output: Path, settings: Path, **answers: str) -> Path:
-    """Return a project of its own, for a test that changes it or that expects a refusal."""
+    """Return a project of its own, for a test that changes it or expects a refusal; with all parts if it names none."""
     arguments = {"no_input": True, "output_dir": str(output), "config_file": str(settings)}
-    return Path(cookiecutter(str(REPO), extra_context=answers, **arguments))
+    return Path(cookiecutter(str(REPO), extra_context={"parts": "all", **answers}, **arguments))
 
 
 def copy_of_template(target: Path) -> Path:

@@ -1,7 +1,7 @@
 """Combinations of answers, given to the real command in each way there is, and what becomes of them.
 
 Every day: four rows, one for each way to answer; the files are as they should be. `make test-full`: so are those of
-every combination of licence, CI, operators, examples and parts; and each of ROWS, in which any two answers meet, is
+every combination of licence, CI, examples and parts; and each of ROWS, in which any two answers meet, is
 linted, checked for types, trained, killed, resumed, evaluated, trained by two processes, and runs its everyday tests.
 """
 
@@ -20,8 +20,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from support import RECORD, RENDERED, REPO, TEMPLATE, TIMES, Render, files
-from test_leaves import ENVIRONMENT, OPTIONAL, TABLE, check, weights
+from support import RECORD, RENDERED, REPO, TABLE, TEMPLATE, TIMES, Render, files
+from test_leaves import ENVIRONMENT, OPTIONAL, check, weights
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -30,7 +30,7 @@ else:
 
 DOORS = ["arguments", "replay", "defaults", "prompts"]
 LICENCES = ["MIT", "Apache-2.0", "BSD-3-Clause", "none"]
-PARTS = ["all", "core", "sweep predict", "slurm, check,stages"]
+PARTS = ["all", "core", "usual", "slurm, check,stages"]
 TEXTS = ("proj_name", "custom_name", "description", "author_name")
 NAMES = [
     ("my_project", "custom", "A PyTorch project", ""),
@@ -38,18 +38,18 @@ NAMES = [
     ("X" * 64, "x" * 24, "<!-- 漢字 ``` ]]> '''", 'back\\slash "'),
     ("custom", "alpha", "Our 'custom' trainer", "A: B # <d@e.org>"),
 ]
-SWITCHES = {"ci": ["github", "none"], "ops": ["yes", "no"], "examples": ["none", "all"]}
-# Which of DOORS, LICENCES, PARTS, NAMES, and which answer to ci, ops and examples.
+SWITCHES = {"ci": ["github", "none"], "examples": ["none", "all"]}
+# Which of DOORS, LICENCES, PARTS, NAMES, and which answer to ci and examples.
 ROWS = """
-0000 000  0112 111  0223 111  0331 111
-1011 011  1103 111  1232 100  1320 111
-2022 101  2130 000  2201 010  2313 000
-3033 101  3121 000  3210 100  3302 011
+0000 00  0112 11  0223 11  0331 11
+1011 01  1103 11  1232 10  1320 11
+2022 11  2130 00  2201 00  2313 00
+3033 11  3121 00  3210 10  3302 01
 """.strip()
 ROWS_BY_NAME = {
     re.sub(" ", "-", row): [int(digit) for digit in row.replace(" ", "")] for row in re.split("  |\n", ROWS)
 }
-EVERY_DAY = ("0000-000", "1103-111", "2022-101", "3302-011")
+EVERY_DAY = ("0000-00", "1103-11", "2022-11", "3302-01")
 # Defaults of somebody who uses other templates and of somebody who means harm. All answers are given, so none is used.
 HOSTILE = {
     "proj_name": "../../outside",
@@ -58,7 +58,6 @@ HOSTILE = {
     "author_name": "two\nlines",
     "license": "GPL-3.0",
     "ci": "travis",
-    "ops": "perhaps",
     "examples": "some",
     "parts": "nonsense",
     "project_slug": "{% raw %}",
@@ -85,7 +84,7 @@ def test_any_two_answers_meet() -> None:
     assert {DOORS.index(answers_of(name)[0]) for name in EVERY_DAY} == set(range(len(DOORS)))
     asked = json.loads((REPO / "cookiecutter.json").read_text(encoding="utf-8"))
     questions = {name: value for name, value in asked.items() if not name.startswith("_")}
-    assert answers_of("0000-000")[1].keys() == questions.keys()
+    assert answers_of("0000-00")[1].keys() == questions.keys()
     assert {name: value for name, value in questions.items() if isinstance(value, list)} == {
         "license": LICENCES,
         **SWITCHES,
@@ -144,8 +143,8 @@ def contents(project: Path) -> dict[str, bytes]:
 def expected(answers: dict[str, str]) -> set[str]:
     """Return the paths of the template's files that these answers ask for, under the name of their package."""
     parts = re.split(r"[\s,]+", answers["parts"])
-    wanted = {"all": set(OPTIONAL), "core": set[str]()}.get(answers["parts"], set(parts))
-    wanted |= {"ops"} if answers["ops"] == "yes" else set()
+    usual = {name for name in OPTIONAL if TABLE[name].get("usual")}
+    wanted = {"all": set(OPTIONAL), "core": set[str](), "usual": usual}.get(answers["parts"], set(parts))
     wanted |= {"examples"} if answers["examples"] == "all" else set()
     while more := {need for name in wanted for need in TABLE[name].get("needs", ())} - wanted:
         wanted |= more
@@ -211,13 +210,12 @@ def test_each_way_to_answer(render: Render, tmp_path: Path, name: str) -> None:
 @pytest.mark.slow
 @pytest.mark.full
 @pytest.mark.parametrize("parts", PARTS)
-@pytest.mark.parametrize("ops", SWITCHES["ops"])
 @pytest.mark.parametrize("examples", SWITCHES["examples"])
-def test_the_files_of_every_combination(tmp_path: Path, parts: str, ops: str, examples: str) -> None:
+def test_the_files_of_every_combination(tmp_path: Path, parts: str, examples: str) -> None:
     """All licences, with CI and without, by the command line of somebody with defaults that mean harm."""
-    _, plain = answers_of("0000-000")
+    _, plain = answers_of("0000-00")
     for licence, ci in itertools.product(LICENCES, SWITCHES["ci"]):
-        answers = {**plain, "license": licence, "ci": ci, "parts": parts, "ops": ops, "examples": examples}
+        answers = {**plain, "license": licence, "ci": ci, "parts": parts, "examples": examples}
         folder = tmp_path / f"{licence}-{ci}"
         folder.mkdir()
         check_files(answered("arguments", answers, folder), answers)

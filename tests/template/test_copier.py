@@ -20,7 +20,6 @@ HOSTILE = {
     "custom_name": "my_custom",
     "proj_name": "spin-lab",
     "ci": "none",
-    "ops": "no",
     "examples": "all",
 }
 
@@ -89,7 +88,10 @@ def test_both_doors_lead_to_the_same_project(
             ["--trust"], {"custom_name": "torch"}, "custom_name 'torch' cannot be used: ", marks=pytest.mark.slow
         ),
         pytest.param(
-            ["--trust"], {"parts": "slurn"}, "parts: there is no slurn; answer all, core, or", marks=pytest.mark.slow
+            ["--trust"],
+            {"parts": "slurn"},
+            "parts: there is no slurn; answer with one or more of: all usual core slurm",
+            marks=pytest.mark.slow,
         ),
         (["--trust"], {"license": "GPL"}, "GPL"),
         ([], {}, "--trust"),

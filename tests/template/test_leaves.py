@@ -16,23 +16,22 @@ from types import ModuleType
 import pytest
 import yaml
 
-from support import RECORD, REPO, TEMPLATE, Render, files, fresh
+from support import RECORD, REPO, TABLE, TEMPLATE, Render, files, fresh
 
-TABLE = yaml.safe_load((TEMPLATE / "leaves.yaml").read_text(encoding="utf-8"))
-OPTIONAL = [name for name in TABLE if name not in ("ops", "examples")]
-# What the answers `parts`, `ops` and `examples` can ask for: nothing, one leaf, everything, and some in between.
+OPTIONAL = [name for name in TABLE if name != "examples"]
+# What the answers `parts` and `examples` can ask for: nothing, one leaf, everything, and some in between.
 DRAW = random.Random(16)
 SUBSETS = [sorted(DRAW.sample(OPTIONAL, DRAW.randint(2, len(OPTIONAL) - 2))) for _ in range(10)]
 COMBINATIONS = {
-    "core": {"parts": "core", "ops": "no"},
-    **{name: {"parts": name, "ops": "no"} for name in OPTIONAL},
-    "ops": {"parts": "core", "ops": "yes"},
-    "examples": {"parts": "core", "ops": "no", "examples": "all"},
-    "all": {"examples": "all"},
-    **{f"subset {number}": {"parts": " ".join(names), "ops": "no"} for number, names in enumerate(SUBSETS)},
+    "core": {"parts": "core"},
+    "usual": {"parts": "usual"},
+    **{name: {"parts": name} for name in OPTIONAL},
+    "examples": {"parts": "core", "examples": "all"},
+    "all": {"parts": "all", "examples": "all"},
+    **{f"subset {number}": {"parts": " ".join(names)} for number, names in enumerate(SUBSETS)},
 }
 # Each is a whole training. These are tried before each submission, the others before a release (`make test-full`).
-TRIED_OFTEN = ("core", "all", "subset 1")
+TRIED_OFTEN = ("core", "usual", "all")
 # The one list of what a project may have, in its README.
 LIST = re.compile(r"^## Parts\n.*?^```text\n(.*?)^```\n", re.MULTILINE | re.DOTALL)
 UNCUT: dict[str, str] = {}  # the weights of the default run, by the first combination that a process trains
@@ -44,7 +43,7 @@ def test_the_table_names_what_there_is() -> None:
     owners: dict[str, str] = {}
     for name, leaf in TABLE.items():
         assert leaf["about"], name
-        assert set(leaf) <= {"about", "files", "needs", "edits", "lines", "schema"}, name
+        assert set(leaf) <= {"about", "usual", "files", "needs", "edits", "lines", "schema"}, name
         assert set(leaf.get("needs", ())) <= TABLE.keys(), name
         for pattern in leaf["files"]:
             found = [path.relative_to(TEMPLATE).as_posix() for path in TEMPLATE.glob(pattern) if path.is_file()]
@@ -73,13 +72,14 @@ def test_every_edit_fits() -> None:
 @pytest.mark.parametrize("kept", [["ops"], ["ops", "sweep", "runs"], []], ids=["ops", "some", "none"])
 def test_the_table_keeps_the_other_leaves(render: Render, kept: list[str]) -> None:
     """What is left of it is as it was, whatever the texts of the others hold, so that more can go later."""
-    project = render(parts=" ".join(kept[1:]) or "core", ops="yes" if kept else "no")
+    project = render(parts=" ".join(kept) or "core")
     left = yaml.safe_load((project / "leaves.yaml").read_text(encoding="utf-8")) or {}
     assert left == {name: leaf for name, leaf in TABLE.items() if name in kept}
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=() if name in ("core", "all") else pytest.mark.slow) for name in COMBINATIONS]
+    "name",
+    [pytest.param(name, marks=() if name in ("core", "usual", "all") else pytest.mark.slow) for name in COMBINATIONS],
 )
 def test_nothing_left_speaks_of_what_is_gone(render: Render, name: str) -> None:
     """No file imports or names a file that is not there; no page links to one. What was cut leaves the format right."""

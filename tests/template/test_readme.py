@@ -54,9 +54,7 @@ def test_every_config_of_a_page_is_complete(page: str) -> None:
         assert page == "docs/config.md" or found[1] == found[2], f"{page}: {found[1]}"
 
 
-@pytest.mark.parametrize(
-    "answers", [{}, {"examples": "all"}, {"parts": "core", "ops": "no"}], ids=["template", "all", "core"]
-)
+@pytest.mark.parametrize("answers", [{}, {"examples": "all"}, {"parts": "core"}], ids=["template", "all", "core"])
 def test_every_link_leads_to_a_file(render: Render, answers: dict[str, str]) -> None:
     """And to a heading, where it names one: in the template with the pages around it, and in what is rendered."""
     root = render(**answers) if answers else REPO

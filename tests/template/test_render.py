@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from support import NON_DEFAULT, RECORD, RENDERED, REPO, TEMPLATE, Render, copy_of_template, files, fresh
+from support import NON_DEFAULT, RECORD, RENDERED, REPO, TABLE, TEMPLATE, Render, copy_of_template, files, fresh
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -38,7 +38,7 @@ def pyproject(project: Path) -> dict[str, dict[str, object]]:
     return tomllib.loads((project / "pyproject.toml").read_text(encoding="utf-8"))
 
 
-def test_default_answers_give_every_file_of_the_template(render: Render) -> None:
+def test_all_parts_give_every_file_of_the_template(render: Render) -> None:
     """Nothing but the examples is lost, nothing but the record of the answers is added."""
     project = render()
     assert files(project).keys() == files(TEMPLATE).keys() - examples() | {RECORD}
@@ -78,19 +78,30 @@ def test_nothing_else_speaks_of_the_examples(render: Render) -> None:
 
 def test_nothing_else_speaks_of_the_operators(render: Render) -> None:
     """Without them, no file imports them or names one of their files."""
-    for path, file in files(render(ops="no")).items():
+    for path, file in files(render(parts="core")).items():
         words = rb"install_ops|ops\.yaml|custom/ops/|custom[.]ops|common[./]ops|scale_exp|saturating"
         left = re.search(words, file.read_bytes())
-        assert left is None or path == ".gitignore", f"{path}: {left}"
+        assert left is None or path in (".gitignore", "README.md"), f"{path}: {left}"
 
 
 def test_each_option_works_alone(render: Render) -> None:
     default = files(render()).keys()
     assert default - files(render(license="none")).keys() == {"LICENSE"}
     assert default - files(render(ci="none")).keys() == GITHUB
-    assert default - files(render(ops="no")).keys() == operators()
+    assert default - files(render(parts=NON_DEFAULT["parts"])).keys() == operators()
     assert files(render(examples="all")).keys() - default == examples()
     assert (render(custom_name="spinlab") / "LICENSE").is_file()
+
+
+def test_the_usual_parts_are_asked_for(render: Render) -> None:
+    """By default; they can be joined with others."""
+    default, usual = files(render(parts="usual")), [name for name, part in TABLE.items() if part.get("usual")]
+    assert json.loads((REPO / "cookiecutter.json").read_text(encoding="utf-8"))["parts"] == "usual"
+    assert len(usual) > 5
+    assert default.keys() == files(render(parts=" ".join(usual))).keys()
+    more = files(render(parts="usual, sweep")).keys() - default.keys()
+    assert "docs/sweep.md" in more
+    assert all("sweep" in path for path in more)
 
 
 def test_code_is_copied_byte_for_byte(render: Render) -> None:
@@ -252,12 +263,12 @@ def test_the_project_knows_where_it_comes_from(tmp_path: Path, settings: Path, r
     git = ["git", "-C", str(repository)]
     head = subprocess.run([*git, "rev-parse", "HEAD"], check=True, capture_output=True, text=True).stdout.strip()
     address = f"file://{repository}"
-    said = yaml.safe_load(recorded(settings, tmp_path, address, 'description=Zoë\'s: "yes"', "ops=no"))
+    said = yaml.safe_load(recorded(settings, tmp_path, address, 'description=Zoë\'s: "yes"', "parts=core"))
     assert said.pop("_commit") == head
     assert said.pop("_src_path") == address
     asked = json.loads((REPO / "cookiecutter.json").read_text())
     assert said.keys() == {key for key in asked if not key.startswith("_")}
-    assert (said["proj_name"], said["ops"], said["description"]) == ("spin-lab", "no", 'Zoë\'s: "yes"')
+    assert (said["proj_name"], said["parts"], said["description"]) == ("spin-lab", "core", 'Zoë\'s: "yes"')
     subprocess.run([*git, "pack-refs", "--all"], check=True)
     again = recorded(settings, tmp_path, str(repository), "-f")
     assert f"_commit: {head}\n" in again  # read in the template's own folder, here from a file of all branches

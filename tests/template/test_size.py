@@ -16,6 +16,8 @@ SIZE = {
     ("core", "own"): (124_920, 75_000),
     ("core", "tests"): (49_400, 32_000),
     ("core", "files"): (265, 170),
+    ("usual", "own"): (144_500, 105_000),
+    ("usual", "tests"): (65_600, 56_000),
     ("all", "own"): (182_810, 160_000),
     ("all", "tests"): (82_600, 74_000),
 }
@@ -24,7 +26,7 @@ WORDS = {
     "docs/ of the project": (31_083, 22_000),
     "the template": (10_000, 10_000),
 }
-ANSWERS = {"core": {"parts": "core", "ops": "no"}, "all": {"parts": "all"}}
+ANSWERS = {name: {"parts": name} for name in ("core", "usual", "all")}
 # In 1,000 source lines of common/.
 DENSITY = {
     "conditional expressions": (50.5, 15),
