@@ -51,6 +51,7 @@ class FirstBatch:
         if loader.split == "eval":
             warn_of_range(name, *image_range(batch))
         warn_of_missing_zero(name, batch, output)
+        warn_of_probabilities(name, output)
         warn_of_nan(name, loader.keys[0][1], batch, values)
         if loader.split == "val" and self._is_reference:
             self._remember(f"{loader.name}." if loader.name else "", values)
@@ -152,6 +153,20 @@ def warn_of_missing_zero(name: str, batch: Any, output: Any) -> None:
             "{}: all labels from 1 to {} occur in the first batch, but not 0, and the model gives {} classes; labels "
             "are counted from 0: subtract 1 in the dataset, and give the model {} classes",
             *(name, classes - 1, classes, classes - 1),
+        )
+
+
+def warn_of_probabilities(name: str, output: Any) -> None:
+    """Warn if `logits` (B, classes) are probabilities: cross entropy applies softmax, so the model must not."""
+    logits = output.get("logits") if isinstance(output, Mapping) else None
+    if not isinstance(logits, Tensor) or logits.ndim != 2 or logits.shape[1] < 2:
+        return
+    sums = logits.float().sum(1)
+    if logits.min() >= 0 and torch.allclose(sums, torch.ones_like(sums), atol=0.01):
+        logger.warning(
+            "{}: `logits` are probabilities already (each row sums to 1), but cross entropy applies softmax itself: "
+            "training would be slow and stop early. Remove the softmax at the end of the model",
+            name,
         )
 
 

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
 from loguru import logger
 
 from common.base.files import warn_on_oserror, write_text
@@ -19,7 +18,7 @@ from common.distributed.process import set_up_process
 from common.distributed.seed import choose_seed
 from common.failure.monitor import print_failure
 from common.failure.program import distributed_run
-from common.failure.report import EXIT_INTERRUPTED, Failure, describe, memory_held
+from common.failure.report import EXIT_INTERRUPTED, Failure, describe
 from common.monitor import Monitor
 from common.monitor.log import add_to_log, setup_log, write_log_again
 from common.progress import Outcome
@@ -181,9 +180,6 @@ class RunContext:
         if self.rank.is_single_process and (isinstance(error, SystemExit) or not self._is_open):
             return
         failure, failure_monitor = describe(error, self.rank), self.rank.failure_monitor
-        if self._is_open and isinstance(error, torch.OutOfMemoryError) and torch.cuda.is_initialized():
-            with suppress(Exception):  # the error matters more than one in explaining it
-                failure.during.append(memory_held(self.paths.root / f"memory_rank{self.rank.rank}.pickle"))
         if self._is_open and not (failure.may_follow or failure_monitor.is_over):
             keep_error(failure, self.paths)  # even if another rank failed first
         failure_monitor.fail(failure)  # if there are other processes, ends this one

@@ -92,6 +92,7 @@ CASES: list[tuple[list[str], list[str]]] = [
     (mine("not a number", "val"), ["Loss of the first batch is nan", "`image` is not finite in sample 3, 7"]),
     ([*mine("sorted", "train"), *SEQUENTIAL], ["loader.order: sequential reads all samples of one class"]),
     (mine("val is train", "train", "val"), ["dataset.val: 8 of 8 samples checked are also in dataset.train"]),
+    (["--model", f"{{type: {HERE}.probabilities}}"], ["eval: `logits` are probabilities already"]),
     (weighted("mean: weights"), ["mine is not a mean over samples", "docs/evaluation.md, Losses"]),
 ]  # fmt: skip
 
@@ -187,6 +188,10 @@ def test_a_busy_machine(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_messages_name_what_was_meant(error_of: ErrorOf, words: list[str], part: str) -> None:
     assert part in error_of(*words)
+
+
+def probabilities() -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 10), nn.Softmax(dim=1))
 
 
 def ten_classes(num_classes: int) -> nn.Module:

@@ -1,7 +1,5 @@
 """What a person reads when a device runs out of memory, or when a kernel stops at a value that it cannot use."""
 
-import re
-
 import pytest
 
 from engine.gpu.conftest import Device
@@ -13,15 +11,11 @@ WRONG = ["--dataset.train", "{$REPLACE: true, type: engine.gpu.parts.WrongLabel}
 @pytest.mark.gpu("out of memory")
 def test_out_of_memory(device: Device) -> None:
     """What was asked for, on which device, and what to try; with the shapes of the batch."""
-    run = device.fail("--model", "{$REPLACE: true, type: engine.gpu.parts.Greedy}", "--profile.memory", "true")
+    run = device.fail("--model", "{$REPLACE: true, type: engine.gpu.parts.Greedy}")
     device.record("read", run.text[-3000:])
     assert ("CUDA out of memory. Tried to allocate" if device.is_gpu else "can't allocate memory") in run.text
     assert "smaller batch_size (raise optim.accumulate), or model; precision.mode bf16" in run.text
     assert "image float32" in run.text
-    snapshot = run.folder / "memory_rank0.pickle"
-    assert snapshot.exists() is ("memory held: " in run.text) is device.is_gpu
-    if device.is_gpu:  # the lines that made the weights and the optimizer's state, of which this small model has little
-        assert re.search(r"memory held: 0\.00 GiB of \S+\.py:\d+, ", run.text)
 
 
 @pytest.mark.gpu("assert")

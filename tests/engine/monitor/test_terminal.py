@@ -1,4 +1,4 @@
-"""What a run looks like: rows of numbers fit the terminal, the file has everything, and keys are answered."""
+"""What a run looks like on a terminal and in its log, and how keys are answered."""
 
 import re
 import shlex
@@ -47,34 +47,24 @@ def command(runs: Runs, *words: str) -> list[str]:
     return [sys.executable, "train.py", *runs.words(*words)]
 
 
-@pytest.mark.parametrize(
-    ("columns", "config"),
-    [
-        (80, "many"),
-        (100, "one loss"),
-        pytest.param(80, "one loss", marks=pytest.mark.slow),
-        pytest.param(100, "many", marks=pytest.mark.slow),
-    ],
-)
-def test_rows_of_numbers_fit_the_terminal(short: Runs, columns: int, config: str) -> None:
-    """Also with three losses, four groups and a metric for each class; the file has all of it."""
+@pytest.mark.parametrize("config", ["many", "one loss"])
+def test_rows_of_numbers(short: Runs, config: str) -> None:
+    """Also with three losses, four groups and a metric for each class."""
     words = ["--progress.epoch_eval", "1"]
     if config == "many":
         (short.root / "many.yaml").write_text(MANY.format(base=PROJECT / "tests" / "base.yaml"))
         words += ["--config", str(short.root / "many.yaml")]
-    shown = in_terminal(command(short, *words), columns)
+    shown = in_terminal(command(short, *words), 100)
     assert shown.code == 0, shown.text
-    assert [line for line in shown.lines if " | " in line and len(line) > columns] == []
     trained = [line for line in shown.lines if re.search(r"INFO +epoch .* loss ", line)]
     assert len(trained) == 5 and not any("trainer.py" in line for line in shown.lines)
-    assert all("| loss " in line and line.endswith(" …") for line in trained)
     assert any(re.match(r"epoch 2: .* \d+/10 \[.*, loss=\S+, val \S+=\S", line) for line in shown.lines)
     log = (short.root / "run" / "train.log").read_text()
     assert len(re.findall(r"INFO +common/trainer.py:\d+ +epoch +\d/2 step .* mem \d+ MB$", log, re.MULTILINE)) == 5
     best = "\x1b[32mval   "
     assert shown.raw.count(best) == log.count("| best so far") > 0  # in colour
     if config == "many":
-        assert log.count("precision_9") == 5 + 2 + 2 and "ConfusionMatrix.precision_9" not in shown.text
+        assert log.count("precision_9") == 5 + 2 + 2
     else:
         assert not any("CrossEntropyLoss" in line for line in shown.lines if " | " in line)  # it is the loss
 

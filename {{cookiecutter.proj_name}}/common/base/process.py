@@ -56,14 +56,6 @@ def raise_file_limit() -> None:
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
-def terminal_width() -> int:
-    """Columns of the terminal that shows stderr; 100 without one."""
-    try:
-        return os.get_terminal_size(sys.stderr.fileno()).columns or 100
-    except (OSError, ValueError, AttributeError):
-        return 100
-
-
 def die_with_parent(starter: int | None = None) -> None:
     """End this process when its parent is killed: an orphan would continue to train and save (Linux).
 

@@ -9,7 +9,6 @@ import sys
 import threading
 import time
 import traceback
-from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -21,7 +20,6 @@ import torch
 from common.base.context import with_notes
 from common.base.errors import UserError
 from common.base.files import PROJECT
-from common.base.process import terminal_width
 from common.distributed import Rank
 from common.failure.hints import machine_hint
 
@@ -30,6 +28,7 @@ EXIT_USER_ERROR = 2
 EXIT_INTERRUPTED = 130  # 128 + SIGINT
 HINT = "hint: "  # begins a note on an error that is shown as its hint
 
+_WIDTH = 80  # of the box around a failure
 _ROOT = f"{PROJECT}{os.sep}"
 _TORCH = f"{Path(torch.__file__).parent}{os.sep}"
 _EXCHANGES = (f"{_TORCH}distributed{os.sep}", f"{_ROOT}common{os.sep}distributed{os.sep}")
@@ -95,9 +94,8 @@ class Failure:
         rows += [("process", self.process), ("hint", self.hint), ("details", str(details or ""))]
         head = " failed " if self.world_size == 1 else f" rank {self.rank} failed "
         title = [f"  {line}" for line in self.title.splitlines()[:12]]
-        width = min(terminal_width(), 100)
         lines = [*title, *(f"  {name:<8} {text}" for name, text in rows if text)]
-        return "\n".join([f"{head:=^{width}}", *lines, "=" * width])
+        return "\n".join([f"{head:=^{_WIDTH}}", *lines, "=" * _WIDTH])
 
     def text(self, details: Path | None = None) -> str:
         """Everything: the traceback, then the summary; a box begins in a line of its own."""
@@ -184,18 +182,6 @@ def explain_timeout(failure: Failure, found: Sequence[Whereabouts]) -> Failure:
     is_crossed = any(_source(there.stack) != failure.source for there in found)
     hint = _CROSSED if is_crossed else failure.hint
     return replace(failure, trace=trace, during=[*failure.during, *places], hint=hint)
-
-
-def memory_held(file: Path) -> str:
-    """Write a snapshot of what is in the memory of CUDA devices. Returns the lines that made most of it."""
-    torch.cuda.memory._dump_snapshot(str(file))
-    sizes = Counter[str]()
-    for block in (block for segment in torch.cuda.memory._snapshot()["segments"] for block in segment["blocks"]):
-        lines = [f"{frame['filename']}:{frame['line']}" for frame in block.get("frames", ())]  # innermost first
-        line = next((line for line in lines if line.startswith(_ROOT)), "lines that profile.memory would name")
-        sizes[line.removeprefix(_ROOT)] += block["size"] * (block["state"] == "active_allocated")
-    largest = ", ".join(f"{size / 2**30:.2f} GiB of {line}" for line, size in sizes.most_common(4))
-    return f"memory held: {largest}; all of it, for pytorch.org/memory_viz: {file}"
 
 
 def report_to_torchrun(text: str) -> None:

@@ -177,7 +177,7 @@ class Monitor:
         memory, compared = self._compare(timing, own_seconds)
         others = {**metrics, **norm}
         line = train_line(at, self._totals, rates, losses, others, timing, memory, compared, skipped)
-        _log.bind(row=True).info("{}", line)
+        _log.info("{}", line)
         if skipped[0]:
             others["skipped"] = skipped[0]
         self._show_on_bar("loss", losses.raw.get("loss"))
@@ -204,7 +204,7 @@ class Monitor:
             decides = best and key in (f"{name}.{value}".removeprefix(".") for value in measured.values)
             where, values = position(at, self._totals), drop_duplicate_loss(measured.values)
             line = evaluation_line(label(split, name), where, values, measured.samples, best=decides)
-            _log.bind(row=True, best=decides).info("{}", line)
+            _log.bind(best=decides).info("{}", line)
             prefix = f"{split}/{name}" if name else split
             self.pictures(prefix, at, measured.pictures)
         if split == "val":

@@ -13,10 +13,8 @@ from loguru import logger as logger  # train.py imports it from here: `common` r
 from tqdm import tqdm
 
 from common.base.files import Appender
-from common.base.process import terminal_width
 
 _PROJECT = Path(__file__).resolve().parents[2]
-_SOURCE_WIDTH = 26
 _FILE = "{time:YYYY-MM-DD HH:mm:ss.SSS} {level: <7} {extra[at]: <26} {message}"
 # Lines logged before the run folder exists; they belong in the run's file too. Empty once a file is open.
 _early: deque[str] = deque(maxlen=1000)
@@ -37,7 +35,7 @@ def setup_log(
     to the file. The file is appended to; if it is not empty, a line with `banner` separates old from new.
     Ranks above 0 send only errors to the terminal; give each of them its own file.
 
-    A record may bind `row`: the terminal then shows as much of it as fits into a line; and `best`, which highlights it.
+    A record may bind `best`, which highlights it on the terminal.
     The terminal shows source locations if a level is DEBUG or lower.
 
     Args:
@@ -95,16 +93,14 @@ def _to_console(message: str) -> None:
 
 
 def _console_format(shows_source: bool, rank: int) -> Callable[[Any], str]:
-    """Return the format of a record on the terminal, which cuts rows of numbers to its width."""
-    indent = len("00:00:00 WARNING  ") + (_SOURCE_WIDTH + 1) * shows_source
+    """Return the format of a record on the terminal."""
     source = "<cyan>{extra[at]: <26}</cyan> " if shows_source else ""
+    sender = f"rank {rank}: " if rank else ""
 
     def choose(record: Any) -> str:
-        extra = record["extra"]
-        text = f"rank {rank}: {record['message']}" if rank else record["message"]
-        room = terminal_width() - indent if extra.get("row") and sys.stderr.isatty() else len(text)
-        extra["text"] = f"{text[: room - 2]} …" if len(text) > room else text
-        message = "<bold><green>{extra[text]}</green></bold>" if extra.get("best") else "{extra[text]}"
+        message = f"{sender}{{message}}"
+        if record["extra"].get("best"):
+            message = f"<bold><green>{message}</green></bold>"
         return f"<green>{{time:HH:mm:ss}}</green> <level>{{level: <8}}</level> {source}{message}\n{{exception}}"
 
     return choose

@@ -20,14 +20,11 @@ class ProfileConfig:
 
     steps: Annotated[int, Field(ge=0, description="optimizer steps to record with torch.profiler; 0: none")] = 0
     wait: Annotated[int, Field(ge=1, description="steps to train before that; the first ones are not typical")] = 10
-    memory: Annotated[bool, Field(description="CUDA: when memory runs out, name the lines that hold it")] = False
 
 
 @contextmanager
 def record_profile(config: ProfileConfig, folder: Path, monitor: Monitor, rank: Rank) -> Iterator[None]:
-    """Record some of the steps that are trained in this block, in the main process; what holds memory, in all."""
-    if config.memory and rank.device.type == "cuda":
-        torch.cuda.memory._record_memory_history("state", stacks="python")  # 2 us for each tensor
+    """Record some of the steps that are trained in this block, in the main process."""
     if not (config.steps and rank.is_main):
         yield
         return

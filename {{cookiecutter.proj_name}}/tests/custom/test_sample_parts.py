@@ -5,7 +5,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from loguru import logger
 from PIL import Image
 
 import train
@@ -54,16 +53,6 @@ def test_the_loss_is_small_for_the_right_class() -> None:
     right, wrong = torch.tensor([[9.0, 0.0], [0.0, 9.0]]), torch.tensor([[0.0, 9.0], [9.0, 0.0]])
     assert loss({"logits": right}, batch) < 0.01
     assert loss({"logits": wrong}, batch) > 8
-
-
-def test_the_loss_says_that_it_applies_softmax_itself() -> None:
-    """A softmax at the end of the model does not fail, and trains badly."""
-    said: list[str] = []
-    number = logger.add(said.append, format="{message}")
-    for logits in (torch.full((2, 4), 0.25), torch.randn(2, 4)):
-        CrossEntropyLoss()({"logits": logits}, {"label": torch.tensor([0, 1])})
-    logger.remove(number)
-    assert ["`logits` are probabilities already" in text for text in said] == [True]
 
 
 def test_the_metric_counts_over_batches_and_processes() -> None:
