@@ -56,7 +56,7 @@ class Plateau:
         patience: int,
         threshold: float,
         mode: str,
-        lr_gamma: float,
+        lr_gamma: float = 0.1,
         cooldown: Annotated[int, Field(ge=0)] = 0,
     ) -> None:
         self._gamma, self._floor = lr_gamma, min_factor
