@@ -80,7 +80,9 @@ class FirstBatch:
             return
         loaded = loader.sample_batch(chosen)
         batch, output, measured = self.trainer.evaluator.measure(loaded)
-        if any(tensor.ndim and len(tensor) != size for tensor in tensors((batch, output))):
+        found: list[Tensor] = []
+        map_tensors((batch, output), found.append)
+        if any(tensor.ndim and len(tensor) != size for tensor in found):
             return
 
         def losses_of(part: slice, seed: int = 0) -> tuple[int, dict[str, float]]:
@@ -107,27 +109,16 @@ class FirstBatch:
         )
 
 
-def tensors(value: Any) -> list[Tensor]:
-    """Yield all tensors of a batch or an output."""
-    images: list[Tensor] = []
-
-    def keep(tensor: Tensor) -> Tensor:
-        images.append(tensor)
-        return tensor
-
-    map_tensors(value, keep)
-    return images
-
-
 def warn_of_data(trainer: Trainer) -> None:
     """Warn of what the samples show that were read before training."""
     loaders = trainer.parts.deciding_data()
     for name, reading in trainer.read.items():
-        warn_of_range(name, reading.low, reading.high)
+        seen = reading.seen.values()
+        warn_of_range(name, min((one.low for one in seen), default=0), max((one.high for one in seen), default=0))
         if text := varying(name, reading, loaders[name]):
             logger.warning("{}", text)
     if isinstance(trainer.stream, TrainStream):
-        warn_of_sorted_classes(trainer.stream, trainer.read["train"].labels)
+        warn_of_sorted_classes(trainer.stream, trainer.read["train"].seen)
 
 
 def warn_of_range(name: str, low: float, high: float) -> None:

@@ -3,19 +3,17 @@
 from copy import deepcopy
 from typing import Any
 
-import torch
 from torch import nn
 from torch.nn.modules.module import register_module_forward_hook
 
 from common.base.errors import UserError
-from common.checkpoint.checksum import checksum
 from common.data.loader import TrainStream
+from common.data.reading import checksum
 from common.distributed.buffers import buffers_unchanged, named_buffers
 from common.distributed.seed import random_state_unchanged
 from common.fixed_step import FixedStep
 from common.step import TaskUpdate
 from common.trainer import Trainer
-from cli.first_batch import tensors
 
 _TRIAL = -1  # the step that the random draws of the trial are for
 _UNDECLARED = (
@@ -52,14 +50,14 @@ def refuse_varying_bits(trainer: Trainer) -> None:
             )
 
 
-def compute(step: FixedStep, update: TaskUpdate, batch: Any) -> dict[str, list[int]]:
+def compute(step: FixedStep, update: TaskUpdate, batch: Any) -> dict[str, str]:
     """Compute a micro-batch. Returns checksums of all that must not vary, by what it is, in the order of causes."""
     names = {module: name for name, module in step.task.named_modules() if name}
-    outputs: dict[str, list[int]] = {}
+    outputs: dict[str, str] = {}
 
     def keep(module: nn.Module, inputs: Any, output: Any) -> None:
         if module in names:
-            outputs.setdefault(f"output of {names[module]}", checksums(output))
+            outputs.setdefault(f"output of {names[module]}", checksum(output))
 
     step.draw(_TRIAL, update.name, 0)
     step.task.zero_grad()
@@ -72,10 +70,5 @@ def compute(step: FixedStep, update: TaskUpdate, batch: Any) -> dict[str, list[i
     if sparse := [name for name, gradient in gradients.items() if gradient.is_sparse]:
         raise UserError(f"dist.reduction fixed does not work with the sparse gradient of {sparse[0]}; make it dense")
     buffers = {name: buffer for name, _, _, buffer in named_buffers(step.task) if name not in step.changing}
-    unchanged = {_UNDECLARED.format(name): checksums(buffer) for name, buffer in buffers.items()}
-    return unchanged | outputs | {f"gradient of {name}": checksums(gradients[name]) for name in reversed(gradients)}
-
-
-def checksums(values: Any) -> list[int]:
-    """Return a checksum of all bits of each tensor in nested values."""
-    return [checksum(tensor.detach().reshape(-1).view(torch.uint8)) for tensor in tensors(values)]
+    unchanged = {_UNDECLARED.format(name): checksum(buffer) for name, buffer in buffers.items()}
+    return unchanged | outputs | {f"gradient of {name}": checksum(gradients[name]) for name in reversed(gradients)}

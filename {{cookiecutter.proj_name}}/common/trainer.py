@@ -18,7 +18,7 @@ from common.checkpoint.layout import Layout, check_extra_state
 from common.checkpoint.saver import Saver
 from common.checkpoint.state import RunState, load_task
 from common.data.loader import EvaluationLoader, Step
-from common.data.reading import read_data, records
+from common.data.reading import read_data
 from common.data.whereabouts import whereabouts
 from common.data.workers import stop_waiting_at
 from common.distributed import max_over_ranks, share_buffers
@@ -69,11 +69,12 @@ class Trainer:
         self.progress = TrainState(Position(epoch_size=self.stream.epoch_size))
         stages = {"stages": self.stages} if config.stages else {}
         self.read = read_data(parts.deciding_data()) if self.rank.is_main else {}
+        records = {name: reading.record() for name, reading in self.read.items()}
         self.state = RunState(
             self.task,
             {"ema": self.ema, "precision": precision, "best": self.best, **stages},
             rank=self.rank,
-            fingerprint=fingerprint(self.rank, self.stream, run.seed, self.strategy.about, records(self.read)),
+            fingerprint=fingerprint(self.rank, self.stream, run.seed, self.strategy.about, records),
             about={"config": run.values, "seed": run.seed, "lengths": [self.total_steps, steps_per_epoch]},
             keep_frozen=config.checkpoint.frozen,
         )

@@ -150,11 +150,13 @@ def _compare_all_data(
         is_val = name.startswith("val")
         if name not in old or (other_val and is_val):
             continue
-        change = compare_data(name, old[name], now)
-        changed["breaks" if is_val or is_elsewhere else "order"] += change.other
-        changed["breaks"] += change.varies
-        changed["missing"] += change.missing
-        if change.same:
-            same += change.same
+        kind, reason, count = compare_data(name, old[name], now)
+        if kind == "same":
+            same += count
             total += now["size"]
+        elif kind == "missing":
+            changed["missing"].append(reason)
+        else:
+            is_order = kind == "other" and not is_val and not is_elsewhere
+            changed["order" if is_order else "breaks"].append(reason)
     return f"data ({same:,} of {total:,} samples read again: the same)" if same else ""

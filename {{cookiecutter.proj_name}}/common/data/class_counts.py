@@ -9,6 +9,7 @@ import numpy as np
 from loguru import logger
 
 from common.data.loader import TrainStream
+from common.data.reading import Seen
 from common.data.view import is_map_style
 
 _ALL, _FIRST = 6, 3  # classes listed at most; of more, the first ones
@@ -79,18 +80,19 @@ def warn_of_empty_classes(dataset: Any) -> None:
     )
 
 
-def warn_of_sorted_classes(stream: TrainStream, read: Mapping[int, int]) -> None:
+def warn_of_sorted_classes(stream: TrainStream, read: Mapping[int, Seen]) -> None:
     """Warn of an epoch that reads one class after the other: each step would unlearn what the last ones taught.
 
     Args:
-        read: labels of some samples by number, for a dataset that does not say those of all.
+        read: some samples by number, for a dataset that does not say the labels of all.
     """
     order = stream.plan.order(0) % len(stream.dataset)
     labels = labels_of(stream.dataset)
     if labels is not None:
         labels = labels[order]
     elif stream.plan.order.name != "shuffle" and len(read) >= _READ:
-        labels = np.array([read[number] for number in order[np.isin(order, list(read))].tolist()])
+        some = [read[number].label for number in order[np.isin(order, list(read))].tolist()]
+        labels = None if None in some else np.array(some)
     if labels is None or len(labels) < 2:
         return
     classes = len(np.unique(labels))

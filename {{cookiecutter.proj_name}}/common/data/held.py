@@ -10,7 +10,7 @@ from functools import cache, partial
 from itertools import islice
 from operator import getitem
 from pathlib import PurePath
-from types import FunctionType, ModuleType
+from types import BuiltinMethodType, CellType, FunctionType, MethodType, ModuleType
 from typing import Any
 from zlib import crc32
 
@@ -34,6 +34,14 @@ _OPEN = (
     "*lmdb*Transaction", "netCDF4.*Dataset", "rasterio.*DatasetReader", "cv2.VideoCapture", "decord.*VideoReader",
     "av.container.*", "pyarrow.*NativeFile", "pyarrow.*OSFile", "*.HDFStore",
 )  # fmt: skip
+# Where functions hold objects.
+_HELD: dict[type, tuple[str, ...]] = {
+    FunctionType: ("__closure__", "__defaults__", "__kwdefaults__"),
+    CellType: ("cell_contents",),
+    MethodType: ("__self__", "__func__"),
+    BuiltinMethodType: ("__self__",),
+    partial: ("func", "args", "keywords"),
+}
 
 Read = Callable[[], Any]  # returns what is held, also if it was replaced
 
@@ -101,7 +109,9 @@ def contents(*owners: Any, with_state: bool = True) -> Iterator[tuple[str, Read,
     queue: deque[tuple[str, Read]] = deque((type(owner).__name__, partial(_itself, owner)) for owner in owners)
     while queue and len(seen) < _OBJECTS:
         name, read = queue.popleft()
-        value = read()
+        value: Any = None
+        with suppress(ValueError):  # of a closure: not yet filled
+            value = read()
         if isinstance(value, _PLAIN) or id(value) in seen:
             continue
         seen[id(value)] = value
@@ -111,7 +121,7 @@ def contents(*owners: Any, with_state: bool = True) -> Iterator[tuple[str, Read,
             continue
         if with_state or not _has_state(value):
             queue.extend(_parts(name, value))
-            for place in (*type(value).__mro__, sys.modules.get(type(value).__module__)):
+            for place in (*kind.__mro__, sys.modules.get(getattr(value, "__module__", ""))):
                 if id(place) not in seen:
                     seen[id(place)] = place
                     queue.extend(_generators(place))
@@ -128,27 +138,13 @@ def _parts(name: str, value: Any) -> Iterator[tuple[str, Read]]:
         for key in islice(list(value), _ITEMS):
             yield f"{name}[{key!r}]", partial(value.get, key)
         return
-    if isinstance(value, FunctionType):
-        name = value.__name__
-        for number, cell in enumerate(value.__closure__ or ()):
-            with suppress(ValueError):  # not yet filled
-                yield f"{name}.{value.__code__.co_freevars[number]}", partial(_itself, cell.cell_contents)
-        yield f"{name}.default", partial(_itself, value.__defaults__)
-        yield f"{name}.default", partial(_itself, value.__kwdefaults__)
-        yield from _generators(sys.modules.get(value.__module__))
-        return
-    if isinstance(value, partial):
-        yield name, partial(_itself, (value.func, value.args, value.keywords))
-    kind = type(value).__name__
     attributes = getattr(value, "__dict__", {})
     for key in list(attributes):
-        yield f"{kind}.{key}", partial(attributes.get, key)
-    slots = [slot for base in type(value).__mro__ for slot in getattr(base, "__slots__", ())]
-    for key in slots:
-        yield f"{kind}.{key}", partial(getattr, value, key, None)
-    for key in ("__self__", "__func__"):  # of methods
-        if hasattr(type(value), key):
-            yield name, partial(getattr, value, key, None)
+        yield f"{type(value).__name__}.{key}", partial(attributes.get, key)
+    for base in type(value).__mro__:
+        for key in _HELD.get(base) or getattr(base, "__slots__", ()):
+            owner = getattr(value, "__qualname__", name) if base in _HELD else type(value).__name__
+            yield f"{owner}.{key}", partial(getattr, value, key, None)
 
 
 def _generators(place: Any) -> Iterator[tuple[str, Read]]:

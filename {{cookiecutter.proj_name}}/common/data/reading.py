@@ -10,8 +10,10 @@ import re
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from copy import deepcopy
 from dataclasses import dataclass, field
+from functools import partial
 from hashlib import blake2b
 from itertools import pairwise
 from typing import Any
@@ -46,27 +48,45 @@ Sums = dict[str, str]  # checksums of a sample, by entry
 
 
 @dataclass
+class Seen:
+    """A sample, or a batch of some: checksums, and what is checked before training.
+
+    Attributes:
+        label: of a sample, if it is one number.
+        low, high: range of the `image`.
+    """
+
+    sums: Sums
+    label: int | None = None
+    low: float = math.inf
+    high: float = -math.inf
+
+
+Found = dict[tuple[int, int], list[Seen]]  # by epoch and number; number -1: the batch
+
+
+@dataclass
 class Reading:
     """What was read of a dataset.
 
     Attributes:
         size: samples that it has.
-        samples: checksums of those read, by number.
+        seen: those read, by number.
         varies: the sample and the entry that were different when read again; "": none.
         unread: why none was read; "": some were.
         digest: a checksum of what the dataset's own `digest()` returns; "" without one.
-        labels: of samples read, if each has one number as its `label`.
-        low, high: range of their `image`.
     """
 
     size: int = 0
-    samples: dict[int, Sums] = field(default_factory=dict)
+    seen: dict[int, Seen] = field(default_factory=dict)
     varies: str = ""
     unread: str = ""
     digest: str = ""
-    labels: dict[int, int] = field(default_factory=dict)
-    low: float = math.inf
-    high: float = -math.inf
+
+    def record(self) -> dict[str, Any]:
+        """Return what a checkpoint keeps of it, as plain values."""
+        kept = {name: value for name, value in vars(self).items() if name != "seen"}
+        return {**kept, "samples": {number: seen.sums for number, seen in self.seen.items()}}
 
 
 def read_data(loaders: Mapping[str, Any]) -> dict[str, Reading]:
@@ -90,14 +110,9 @@ def read_data(loaders: Mapping[str, Any]) -> dict[str, Reading]:
             readings[name].unread = f"its samples could not be read before training ({error})"
         return readings
     for name, loader in indexed.items():
-        _join(readings[name], loader.batches.size, first[name], second[name])
+        readings[name].size = loader.batches.size
+        _join(readings[name], first[name], second[name])
     return readings
-
-
-def records(readings: Mapping[str, Reading]) -> dict[str, dict[str, Any]]:
-    """Return what a checkpoint keeps of them, as plain values."""
-    kept = ("size", "samples", "varies", "unread", "digest")
-    return {data: {name: getattr(reading, name) for name in kept} for data, reading in readings.items()}
 
 
 def _unreadable(loader: Any) -> str:
@@ -129,96 +144,61 @@ def chosen(size: int) -> list[int]:
     return sorted(numbers, key=mix)
 
 
-@dataclass
-class Seen:
-    """A sample, or a batch of some: checksums, and what is checked before training."""
-
-    sums: Sums
-    label: int | None = None
-    low: float = math.inf
-    high: float = -math.inf
-
-
-Found = dict[tuple[int, int], list[Seen]]  # by epoch and number; number -1: the batch
-
-
 def _read(batches: Mapping[str, KeyedBatches], is_second: bool) -> dict[str, Found]:
-    """Read each dataset in its share of the time."""
-    found, start, share = {}, time.monotonic(), _SECONDS / len(batches)
-    for number, (name, part) in enumerate(batches.items()):
-        reader = _Reader(part, is_train=name.startswith("train"))
-        half, end = start + share * (number + 0.5), start + share * (number + 1)
-        (reader.read_other_way if is_second else reader.read)(half, end)
-        found[name] = reader.found
+    """Read each dataset, in the first epoch and in a later one. Evaluation is always in the first.
+
+    The second process reads the later epoch first. Training data with a state, which a checkpoint holds, are then put
+    back to where they were.
+    """
+    found = {}
+    for name, part in batches.items():
+        dataset: Any = part.dataset
+        later = int(name.startswith("train"))
+        read = partial(_pass, part, seconds=_SECONDS / len(batches) / 2)
+        numbers, seen = chosen(part.size), Found()
+        found[name] = seen
+        if not is_second:
+            read(seen, 0, numbers)
+            read(seen, later, numbers)
+        elif later and all(callable(getattr(dataset, method, None)) for method in ("state_dict", "load_state_dict")):
+            state = deepcopy(dataset.state_dict())
+            read({}, later, numbers)
+            dataset.load_state_dict(state)
+            part.epoch = None
+            read(seen, 0, numbers)
+        else:
+            read(seen, 0, numbers[:1])
+            read(seen, later, numbers)
+            read(seen, 0, numbers[::-1])
     return found
 
 
-class _Reader:
-    """Reads samples of a dataset, in the first epoch and in a later one. Evaluation is always in the first.
-
-    A checkpoint holds the state of training data, if they have one.
-    """
-
-    def __init__(self, batches: KeyedBatches, *, is_train: bool) -> None:
-        self.dataset: Any = batches.dataset
-        methods = [getattr(self.dataset, name, None) for name in ("state_dict", "load_state_dict")]
-        self.has_state = is_train and all(map(callable, methods))
-        self.batches, self.later = batches, int(is_train)
-        self.numbers = chosen(batches.size)
-        self.found: Found = {}
-
-    def read(self, half: float, end: float) -> None:
-        """Read until `half`, of the monotonic clock, and until `end` in the later epoch."""
-        self._pass(0, self.numbers, half)
-        self._pass(self.later, self.numbers, end)
-
-    def read_other_way(self, half: float, end: float) -> None:
-        """Read the later epoch first. A dataset with a state of its own is then put back to where it was."""
-        if self.has_state:
-            state = deepcopy(self.dataset.state_dict())
-            self._pass(self.later, self.numbers, half)
-            self.dataset.load_state_dict(state)
-            self.found, self.batches.epoch = {}, None
-            self._pass(0, self.numbers, end)
+def _pass(batches: KeyedBatches, found: Found, epoch: int, numbers: Sequence[int], seconds: float) -> None:
+    """Read until it is time, and a batch if it is made by a function of one's own."""
+    until = time.monotonic() + seconds
+    parts = [[number] for number in numbers]
+    if batches.collate is not default_collate and len(numbers) > 1:
+        parts.append(sorted(numbers)[:_BATCH])
+    for part in parts:
+        if time.monotonic() > until:
             return
-        self._pass(0, self.numbers[:1], half)
-        self._pass(self.later, self.numbers, half)
-        self._pass(0, self.numbers[::-1], end)
-
-    def _pass(self, epoch: int, numbers: Sequence[int], until: float) -> None:
-        """Read until it is time; the first sample in any case, if there is none yet."""
-        for number in numbers:
-            if self.found and time.monotonic() > until:
-                return
-            self._note(epoch, number, lambda number=number: self.batches.items(epoch, [number])[0])
-        if self.batches.collate is not default_collate and len(numbers) > 1:
-            some = sorted(self.numbers)[:_BATCH]
-            self._note(epoch, -1, lambda: self.batches.__getitems__((epoch, some)))
-
-    def _note(self, epoch: int, number: int, read: Any) -> None:
-        try:
-            value = read()
-        except Exception:  # noqa: BLE001 - training reports it where it reads the sample
-            return
-        self.found.setdefault((epoch, number), []).append(look(value))
+        with suppress(Exception):  # training reports it where it reads the sample
+            is_batch = len(part) > 1
+            value = batches.__getitems__((epoch, part)) if is_batch else batches.items(epoch, part)[0]
+            found.setdefault((epoch, -1 if is_batch else part[0]), []).append(look(value))
 
 
-def _join(reading: Reading, size: int, first: Found, second: Found) -> None:
+def _join(reading: Reading, first: Found, second: Found) -> None:
     """Compare what two processes read, and keep what both did."""
-    reading.size = size
     for key, seen in first.items():
         epoch, number = key
-        values = seen + second.get(key, [])
-        for value in values:
+        for value in seen + second.get(key, []):
             if value.sums != seen[0].sums and not reading.varies:
                 name = f"sample {number}" if number >= 0 else "a batch"
                 reading.varies = f"{name}: {_different(seen[0].sums, value.sums)}"
         if epoch == 0 and number >= 0 and key in second:
-            reading.samples[number] = seen[0].sums
-            reading.low, reading.high = min(reading.low, seen[0].low), max(reading.high, seen[0].high)
-            if seen[0].label is not None:
-                reading.labels[number] = seen[0].label
-    if not reading.samples:
+            reading.seen[number] = seen[0]
+    if not reading.seen:
         reading.unread = "no sample could be read before training"
 
 
@@ -231,48 +211,34 @@ def varying(name: str, reading: Reading, loader: Any) -> str:
     return _VARIES.format(sample, name, entries, f" (generators found: {join_names(held, 5)})" if held else "")
 
 
-@dataclass
-class DataChange:
-    """How a dataset differs from what an earlier start read of it, in words.
+def compare_data(name: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> tuple[str, str, int]:
+    """Compare the records of two readings.
 
-    Attributes:
-        other: other samples, or other values.
-        varies: why two runs differ though the data are the same.
-        missing: what was not compared.
-        same: samples read again that are the same, if all are.
+    Returns:
+        `other` (samples or values), `varies` (two runs differ though the data are the same), `missing` (not compared)
+        or `same`; the reason in words; and how many samples are the same.
     """
-
-    other: list[str] = field(default_factory=list)
-    varies: list[str] = field(default_factory=list)
-    missing: list[str] = field(default_factory=list)
-    same: int = 0
-
-
-def compare_data(name: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> DataChange:
-    """Compare the records of two readings."""
-    change = DataChange()
     if "samples" not in old:
-        change.missing.append(f"dataset.{name} (the checkpoint has no checksums of its samples)")
-        return change
-    if old["size"] != new["size"] and old["size"] and new["size"]:
-        change.other.append(f"dataset.{name}: {old['size']:,} samples -> {new['size']:,}")
-    if old["digest"] and new["digest"] and old["digest"] != new["digest"]:
-        change.other.append(f"dataset.{name}: its digest() differs")
-    if unread := new["unread"] or old["unread"]:
-        change.missing.append(f"dataset.{name}: {unread}")
-        return change
-    if varies := new["varies"] or old["varies"]:
-        change.varies.append(f"dataset.{name}: reading twice gives two values, {varies}")
-        return change
+        return "missing", f"dataset.{name} (the checkpoint has no checksums of its samples)", 0
     both = [number for number in old["samples"] if number in new["samples"]]
     differing = [number for number in both if old["samples"][number] != new["samples"][number]]
-    if differing:
+    varies, unread = new["varies"] or old["varies"], new["unread"] or old["unread"]
+    others = []
+    if old["size"] != new["size"] and old["size"] and new["size"]:
+        others.append(f"dataset.{name}: {old['size']:,} samples -> {new['size']:,}")
+    if old["digest"] and new["digest"] and old["digest"] != new["digest"]:
+        others.append(f"dataset.{name}: its digest() differs")
+    if differing and not varies:
         entries = _different(old["samples"][differing[0]], new["samples"][differing[0]])
         more = f"({len(differing)} of {len(both)} samples read again differ)"
-        change.other.append(f"sample {differing[0]} of dataset.{name}: {entries} differs {more}")
-    if not change.other:
-        change.same = len(both)
-    return change
+        others.append(f"sample {differing[0]} of dataset.{name}: {entries} differs {more}")
+    if others:
+        return "other", ", ".join(others), 0
+    if unread:
+        return "missing", f"dataset.{name}: {unread}", 0
+    if varies:
+        return "varies", f"dataset.{name}: reading twice gives two values, {varies}", 0
+    return "same", "", len(both)
 
 
 def _different(first: Sums, second: Sums) -> str:

@@ -17,7 +17,7 @@ from common.checkpoint.fingerprint import changes, fingerprint
 from common.checkpoint.guarantee import MEASURING, SAFE
 from common.config import resolve
 from common.config.names import join_names
-from common.data.reading import compare_data, read_data, records
+from common.data.reading import compare_data, read_data
 from common.data.workers import OtherProcess, context_of
 from common.distributed.process import set_up_process
 from common.run.environment import version_of
@@ -119,10 +119,9 @@ def changed_at_resume(start: Mapping[str, Any], end: Mapping[str, Any]) -> list[
     old, new = {**end["fingerprint"], **start["fingerprint"]}, end["fingerprint"]
     others = changes({**old, "data": None}, {**new, "data": None})
     decisive = [*(change for change in settings if not change.matches(_WITHOUT_EFFECT)), *others]
-    data = [
-        text for name in new["data"] for text in compare_data(name, old["data"].get(name, {}), new["data"][name]).other
-    ]
-    return [f"at a resume: {text}" for text in [*(change.arrow for change in decisive), *data]]
+    data = [compare_data(name, old["data"].get(name, {}), now) for name, now in new["data"].items()]
+    causes = [change.arrow for change in decisive] + [reason for kind, reason, _ in data if kind == "other"]
+    return [f"at a resume: {text}" for text in causes]
 
 
 def compare_causes(segment: Segment, config: Config) -> dict[str, list[str]]:
@@ -141,7 +140,8 @@ def compare_causes(segment: Segment, config: Config) -> dict[str, list[str]]:
     set_up_process(config.dist, rank)
     parts = build_parts(config, rank, seed)
     loaders = parts.deciding_data()
-    new = fingerprint(rank, parts.stream, seed, "", records(read_data(loaders)))
+    records = {name: reading.record() for name, reading in read_data(loaders).items()}
+    new = fingerprint(rank, parts.stream, seed, "", records)
     new["packages"] = {name: version_of(name) or "not installed" for name in old["packages"]}
     changed, machine, missing = changed_at_resume(segment.start, segment.end), [], []
     keys = ("code", *_PACKAGES, "environment", *attempt["machine"])
@@ -156,13 +156,15 @@ def compare_causes(segment: Segment, config: Config) -> dict[str, list[str]]:
     file = segment.paths.root / RECORD
     record = dict(np.load(file)) if file.is_file() else {}
     for name, loader in loaders.items():
-        found = compare_data(name, old["data"][name], new["data"][name])
-        missing += found.missing + found.varies
-        items = []
-        if name in record and not found.missing and not found.varies:
+        kind, reason, _ = compare_data(name, old["data"][name], records[name])
+        if kind in ("missing", "varies"):
+            missing.append(reason)
+        elif name in record:
             reader = OtherProcess(context_of(loader._loader), changed_samples, record[name], loader.batches)
-            items = reader.result()
-        changed += [f"dataset.{name}: {join_names(items)}"] if items else found.other
-        if left := new["data"][name]["size"] - len(record.get(name, ())):
+            if items := reader.result():
+                kind, reason = "other", f"dataset.{name}: {join_names(items)}"
+        if kind == "other":
+            changed.append(reason)
+        if left := records[name]["size"] - len(record.get(name, ())):
             missing.append(f"dataset.{name}: {left:,} samples")
     return {"another machine": machine, "not compared": missing, "changed": changed}
