@@ -142,7 +142,7 @@ def _parts(name: str, value: Any) -> Iterator[tuple[str, Read]]:
     for key in list(attributes):
         yield f"{type(value).__name__}.{key}", partial(attributes.get, key)
     for base in type(value).__mro__:
-        for key in _HELD.get(base) or getattr(base, "__slots__", ()):
+        for key in _HELD.get(base, getattr(base, "__slots__", ())):
             owner = getattr(value, "__qualname__", name) if base in _HELD else type(value).__name__
             yield f"{owner}.{key}", partial(getattr, value, key, None)
 
