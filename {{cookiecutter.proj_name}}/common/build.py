@@ -99,8 +99,9 @@ def warn_of_single_samples(task: Task, plan: EpochPlan) -> None:
     has_batch_norm = any(isinstance(module, _BatchNorm) for module in task.modules())
     if has_batch_norm and 1 in plan.last_sizes():
         logger.warning(
-            "the last step of each epoch has a micro-batch of 1 sample ({} samples, {} in a step), which batch norm "
-            "may refuse (Expected more than 1 value per channel): --loader.drop_last true, or another --batch_size",
+            "the last step of each epoch has a micro-batch of 1 sample ({} samples, {} in a step): batch norm takes "
+            "its statistics from that sample alone, and refuses it where it has 1 value per channel, as after a linear "
+            "layer or global pooling: --loader.drop_last true, or another --batch_size",
             *(plan.order.size, plan.samples_per_step),
         )
 

@@ -153,7 +153,7 @@ class Trainer:
             check_extra_state(self.task)
             self.evaluator.sanity_check(self.val, needs_loss=self.config.best.metric.rpartition(".")[2] == "loss")
             self.evaluator.sanity_check(self.evaluation)
-            self.state.layout.changed_buffers()  # refuses what this trial has made
+            self.state.layout.begin()  # refuses what this trial has made
             if self.config.progress.init_eval and self.saver.saved_step is None:  # not on a resume
                 self.evaluate()
             self.run_pending()

@@ -185,16 +185,16 @@ def test_changed_code(runs: Runs) -> None:
     )
     files = [
         "common/evaluation/loss.py",
-        "library/metrics/curve_metric.py (gone)",
+        "library/metrics/curve_metric.py",
         "custom/tasks/classification_task.py",
-        "my_layers/__init__.py (new)",
+        "my_layers/__init__.py",
     ]
-    assert changed == [", ".join(sorted(files))]
+    assert sorted(changed[0].split(", ")) == sorted(files)
 
 
 CHANGES = {
     r"threads 1 -> 2": lambda patch: torch.set_num_threads(2),
-    r"environment.MKL_CBWR unset -> COMPATIBLE": lambda patch: patch.setenv("MKL_CBWR", "COMPATIBLE"),
+    r"environment.MKL_CBWR None -> COMPATIBLE": lambda patch: patch.setenv("MKL_CBWR", "COMPATIBLE"),
     r"numpy [\d.]+ -> 9.9": lambda patch: patch.setattr("numpy.__version__", "9.9"),
     r"cpu \w+ -> Z80": lambda patch: patch.setattr("torch.backends.cpu.get_cpu_capability", lambda: "Z80"),
     r"libraries none -> _C\.\S*so": lambda patch: torch.ops.load_library(torch._C.__file__),

@@ -126,7 +126,6 @@ def test_a_resume_on_another_number_is_exact(runs: Runs) -> None:
     assert result(runs.root / "uncut") == result(runs.root / "cut")
     log = (runs.root / "cut" / "train.log").read_text()
     assert log.count("this resume is bit-exact") == 2 and "sample-exact" not in log
-    assert "harmless: ranks 8 -> 1, with dist.reduction fixed" in log
 
 
 @pytest.mark.slow

@@ -13,25 +13,11 @@ from common.data.loader import BatchStream
 from common.data.reading import compare_data
 from common.distributed import Rank, from_main
 from common.distributed.code import code_of
-from common.run.environment import machine, packages, version_of
+from common.run.environment import machine, packages, versions_of
 from common.run.record import result_variables
 
-# What a change of an entry of the fingerprint means for the bits of the run. Of all others, the engine cannot tell.
-BREAKS_BITS = (
-    "torch", "numpy", "cuda", "cudnn", "cudnn flags", "tf32", "matmul precision", "deterministic", "device", "cpu",
-    "threads", "ranks", "model", "libraries", "environment.*",
-)  # fmt: skip
-HARMLESS = tuple(  # they compute nothing: configuration, logs, curves, tests, tools
-    f"packages.{name}"
-    for name in (
-        "absl-py", "certifi", "grpcio", "loguru", "markdown", "mlflow", "packaging", "pip", "pluggy", "protobuf",
-        "psutil", "pydantic", "pydantic-core", "pygments", "pytest", "pytest-*", "pyyaml", "requests", "rich",
-        "setuptools", "tensorboard", "tensorboard-*", "tqdm", "typing-extensions", "typing-inspection", "urllib3",
-        "wandb", "werkzeug",
-    )
-)  # fmt: skip
-_WEIGHTS = {"order": ("seed", "samples per epoch"), "breaks": BREAKS_BITS, "harmless": HARMLESS}
-_ASIDE = ("code", "data", "packages", "samples per step", "data position restored")  # compared in ways of their own
+_SAMPLES = ("seed", "samples per epoch")  # they decide which samples a step has
+_ASIDE = ("data", "samples per step", "data position restored")  # compared in ways of their own
 
 
 @dataclass(frozen=True)
@@ -104,37 +90,34 @@ def compare(old: Mapping[str, Any], new: Mapping[str, Any], *, other_val: bool) 
     With `other_val`, the config has other validation data, so that they differ is no news.
 
     Returns:
-        The differences in words, by their weight, and what was compared. The weights: `order`, by which other samples
-        are trained on, or in another order; `code`; `breaks`, `unsure` and `harmless`, see `BREAKS_BITS`. `missing`
-        is what was not compared.
+        The differences in words, by what they change, and what was compared: `samples` are others or in another order;
+        `code`; `bits` may differ; `missing` was not compared.
     """
-    changed: dict[str, list[str]] = {name: [] for name in ("order", "code", "breaks", "unsure", "harmless", "missing")}
-    compared = ["config"]
-    shared = {key: value for key, value in new.items() if key in old and key not in _ASIDE}
-    missing = [key for key in new if key not in old]
-    if "environment" in old:  # a variable that is not set is not recorded
-        names = [*old["environment"], *new["environment"]]
-        shared["environment"] = {name: new["environment"].get(name, "unset") for name in names}
-        old = {**old, "environment": {name: old["environment"].get(name, "unset") for name in names}}
-    if "packages" in old:
-        now = new["packages"]
-        shared["packages"] = {name: now.get(name) or version_of(name) or "not installed" for name in old["packages"]}
-        missing += [name for name in now if name not in old["packages"]]  # imported only now
-    for change in changes({key: old[key] for key in shared}, shared):
-        weight = next((name for name, keys in _WEIGHTS.items() if change.matches(keys)), "unsure")
-        changed[weight].append(change.arrow.removeprefix("packages."))
-    if "code" in old:
-        for change in sorted(changes(old["code"], new["code"]), key=lambda change: change.key):
-            mark = " (new)" if change.old is None else " (gone)" if change.new is None else ""
-            changed["code"].append(f"{change.key}{mark}")
-        compared.insert(0, f"code ({len(new['code'])} files)")
-    compared += [f"{len(old['packages']) + 2} packages" if "packages" in old else "torch", "machine"]
+    changed: dict[str, list[str]] = {name: [] for name in ("samples", "code", "bits", "missing")}
+    compared = [f"code ({len(new['code'])} files)", "config"] if "code" in old else ["config"]
+    before = {key: old.get(key, new[key]) for key in new if key not in _ASIDE}
+    recorded = before["packages"]
+    installed = versions_of(recorded)
+    before["packages"] = {name: recorded[name] for name in installed}
+    now = {**new, "packages": installed}
+    for change in changes(before, {key: now[key] for key in before}):
+        section, _, name = change.key.partition(".")
+        if section == "code":
+            changed["code"].append(name)
+        else:
+            kind = "samples" if section in _SAMPLES else "bits"
+            changed[kind].append(change.arrow.removeprefix("packages."))
+    compared += [f"{len(installed) + 2} packages" if "packages" in old else "torch", "machine"]
     if text := _compare_all_data(old.get("data", {}), new["data"], changed, other_val=other_val):
         compared.append(text)
-    if missing:
-        changed["missing"].append(f"{', '.join(missing)} (the checkpoint does not record them)")
+    unrecorded = [key for key in new if key not in old] + [name for name in new["packages"] if name not in recorded]
+    if unrecorded:
+        changed["missing"].append(f"{', '.join(unrecorded)} (the checkpoint does not record them)")
+    gone = [name for name in recorded if name not in installed]
+    if gone:
+        changed["missing"].append(f"{', '.join(gone)} (not imported now)")
     if not new["device"].startswith("cpu") and not new["deterministic"]:
-        changed["breaks"].append("a GPU without dist.deterministic strict")
+        changed["bits"].append("a GPU without dist.deterministic strict")
     if "compiled" in new["model"]:
         changed["missing"].append("torch.compile, whose code may depend on the shapes that it saw first")
     return changed, ", ".join(compared)
@@ -144,7 +127,6 @@ def _compare_all_data(
     old: Mapping[str, Any], new: Mapping[str, Any], changed: dict[str, list[str]], *, other_val: bool
 ) -> str:
     """Add how the data differ to `changed`. Returns how much of them was compared, in words; "" for nothing."""
-    is_elsewhere = bool(changed["breaks"] or changed["unsure"])  # another library or processor may read other bits
     same, total = 0, 0
     for name, now in new.items():
         is_val = name.startswith("val")
@@ -157,6 +139,5 @@ def _compare_all_data(
         elif kind == "missing":
             changed["missing"].append(reason)
         else:
-            is_order = kind == "other" and not is_val and not is_elsewhere
-            changed["order" if is_order else "breaks"].append(reason)
+            changed["samples" if kind == "other" and not is_val else "bits"].append(reason)
     return f"data ({same:,} of {total:,} samples read again: the same)" if same else ""

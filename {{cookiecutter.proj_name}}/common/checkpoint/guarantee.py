@@ -106,39 +106,37 @@ def resume_guarantee(saved: Mapping[str, Any], run: RunState, safe: list[Change]
         safe, breaking: changes of the config.
     """
     old, new = saved["fingerprint"], run.fingerprint
-    harmless = []
     if run.about["config"]["dist"]["reduction"] == "fixed" and old["ranks"] != new["ranks"]:
-        harmless = [f"ranks {old['ranks']} -> {new['ranks']}, with dist.reduction fixed"]
-        old = {**old, "ranks": new["ranks"]}
+        old = {**old, "ranks": new["ranks"]}  # any number gives the same bits
     other_val = any(change.matches(["dataset.val", "dataset.val.*"]) for change in safe)
     causes, compared = compare(old, new, other_val=other_val)
-    order = causes["order"] + [change.arrow for change in breaking]
+    order = causes["samples"] + [change.arrow for change in breaking]
     is_restored = new["data position restored"] and old.get("data position restored", True)
     if saved["position"]["sample"] > 0 and not is_restored:
         order.append("the dataset cannot restore its position, so the epoch is read again from its start")
     files = causes["code"] + [change.arrow for change in safe if change.key == "plugins"]
     code = [f"the code changed: {join_names(files, 10)}"] if files else []
-    reasons = causes["breaks"] + [change.arrow for change in safe if change.matches(_BATCH)]
+    reasons = causes["bits"] + [change.arrow for change in safe if change.matches(_BATCH)]
     if saved.get("differing") and not run.about["config"]["dist"]["broadcast_buffers"]:
         names = join_names(saved["differing"])
         reasons.append(f"{names} differed between the processes, and the checkpoint holds rank 0's: see docs/task.md")
-    doubts = [f"cannot tell: {', '.join(causes['unsure'])}"] if causes["unsure"] else []
+    if saved.get("unsaved"):
+        reasons.append(f"training changed {join_names(saved['unsaved'])}, and the checkpoint does not hold it")
     extent = f"as far as compared: {compared}"
     if order:
-        text = "neither bit-exact nor sample-exact: " + "; ".join(order + code + reasons + doubts)
+        text = "neither bit-exact nor sample-exact: " + "; ".join(order + code + reasons)
     elif code:
         text = (
-            f"not guaranteed to be bit-exact or sample-exact, since {'; '.join(code + reasons + doubts)}; state and "
+            f"not guaranteed to be bit-exact or sample-exact, since {'; '.join(code + reasons)}; state and "
             "position in the data are those of the checkpoint"
         )
-    elif reasons or doubts:
-        exact = "not bit-exact" if reasons else "perhaps bit-exact"
-        text = f"sample-exact, {exact} ({'; '.join(reasons + doubts)}): every sample is used once, {extent}"
+    elif reasons:
+        text = f"sample-exact, not bit-exact ({'; '.join(reasons)}): every sample is used once, {extent}"
         if old["ranks"] != new["ranks"]:
             text += "; the random generators of the ranks (dropout) are reseeded"
     else:
         text = f"bit-exact {extent}, if your code depends on nothing else (other files, variables)"
-    lists = {"harmless": harmless + causes["harmless"], "not compared": causes["missing"], "not checked": unknowns(run)}
+    lists = {"not compared": causes["missing"], "not checked": unknowns(run)}
     text += "".join(f"; {title}: {', '.join(items)}" for title, items in lists.items() if items)
     return f"this resume is {text}{_measuring_note(safe)}"
 

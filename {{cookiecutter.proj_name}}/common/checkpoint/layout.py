@@ -4,12 +4,16 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 import torch
+from loguru import logger
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from common.base.errors import UserError
 from common.base.nested import map_leaves
+from common.checkpoint.checksum import checksum
 from common.checkpoint.file import plain
+from common.config.names import join_names
+from common.distributed import buffer_kinds
 
 EXTRA = "_extra_state"  # how torch ends the names of what `get_extra_state` returns
 _SHOWN = 5
@@ -26,6 +30,28 @@ class Layout:
         self._task = task
         self._modules = {name for name, _ in task.named_modules(remove_duplicate=False)}
         self._entries = _entries(task)
+        self._unsaved = _unsaved(task)
+        self._warned = False
+
+    def begin(self) -> None:
+        """Note the buffers that no checkpoint holds, after a trial of the task and before the first step.
+
+        Raises `UserError` as `changed_buffers` does.
+        """
+        self.changed_buffers()
+        self._unsaved = _unsaved(self._task)
+
+    def lost_buffers(self) -> list[str]:
+        """Return the names of buffers that training has changed and no checkpoint holds; warns of them once."""
+        names = [name for name, number in _unsaved(self._task).items() if number != self._unsaved.get(name)]
+        if names and not self._warned:
+            self._warned = True
+            logger.warning(
+                "training has changed buffers that are not saved: {}. A resume begins with those of a model that was "
+                "just built; unless they are computed anew from each batch, register them with persistent=True",
+                join_names(names, _SHOWN),
+            )
+        return names
 
     def changed_buffers(self) -> list[str]:
         """Return the names of buffers that appeared, vanished (are None), or changed shape or type since then.
@@ -70,6 +96,18 @@ def _entries(task: nn.Module) -> dict[str, tuple[str, Any, Any]]:
         kind = "parameter" if name in parameters else "buffer"
         entries[name] = kind, None if is_lazy(value) else tuple(value.shape), value.dtype
     return entries
+
+
+def _unsaved(task: nn.Module) -> dict[str, int]:
+    """Return checksums of the buffers with `persistent=False`, except those that are saved for each process."""
+    kinds, found = buffer_kinds(task), {}
+    for above, module in task.named_modules():
+        for leaf in sorted(module._non_persistent_buffers_set):
+            name = f"{above}.{leaf}".removeprefix(".")
+            buffer = getattr(module, leaf)
+            if buffer is not None and kinds.get(name) != "rank":
+                found[name] = checksum(buffer)
+    return found
 
 
 def _shown(entry: tuple[str, Any, Any] | None) -> str:

@@ -114,6 +114,7 @@ class RunState:
             "user": user,
             "ranks": self._state_of_ranks({**user, _DATA: parts.get(_DATA, {})}),
             "differing": self.differing_buffers(),
+            "unsaved": self.layout.lost_buffers(),
             # With dist.reduction fixed, all ranks have the same, and each step seeds its own.
             "random": gather_to_main(mine, self.rank)[: 1 if self._draws_alike else None],
             "fingerprint": dict(self.fingerprint),

@@ -15,6 +15,7 @@ from torch.utils.data import IterableDataset
 from common.base.errors import UserError
 from common.data.keyed import find_collate, loop_streams_unchanged, seed_all, set_epoch
 from common.data.loader import BatchStream, LoaderConfig, Step, make_loader, refuse_lost_state
+from common.data.misfit import make_batch
 from common.data.plan import GlobalBatch
 from common.data.view import kind_of
 from common.data.workers import read
@@ -90,7 +91,9 @@ class _Batches(IterableDataset[Any]):
                 records = list(islice(source, self.batch_size * ranks))
                 share = records[rank::ranks]
                 # If only other ranks have samples left, this one borrows some, with weight 0, as `EpochPlan` does.
-                batch = self.collate(share or records[:2]) if records and is_own else None
+                batch = None
+                if records and is_own:
+                    batch = make_batch(self.collate, share or records[:2], self._name)
             if not records:
                 if number == 0 and self.begins_anew:
                     self.state, self.begins_anew = None, False
@@ -100,6 +103,9 @@ class _Batches(IterableDataset[Any]):
                 mark = _mark(records[0])
             if is_own:
                 yield _MicroBatch(batch, len(share), len(records), mark)
+
+    def _name(self, number: int) -> str:
+        return f"record {number + 1} of a batch of {kind_of(self.dataset)}"
 
     def _begin(self, reader: int) -> Iterator[Any]:
         """Return the records of the next pass. An order that `__iter__` draws at once is the same for all readers."""

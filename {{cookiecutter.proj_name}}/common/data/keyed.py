@@ -18,7 +18,7 @@ from common.base.errors import UserError
 from common.config.arguments import parameter_names
 from common.config.registry import COLLATE_REGISTRY
 from common.data.held import OwnGenerators
-from common.data.misfit import misfit
+from common.data.misfit import make_batch
 from common.data.view import kind_of
 from common.distributed.seed import mix, random_state_unchanged
 
@@ -66,15 +66,10 @@ class KeyedBatches:
             return self._collate(items, indices)
 
     def _collate(self, items: list[Any], indices: list[int]) -> Any:
-        """Make the batch; if that fails since the samples do not fit together, say which do not."""
-        try:
-            return self.collate(items)
-        except Exception as error:
-            reason = misfit(items, [f"sample {index % self.size} of {kind_of(self.dataset)}" for index in indices])
-            if reason and self.collate is default_collate:
-                remedy = "all samples of a batch need the same entries and shapes (dataset.*.transforms can resize)"
-                raise UserError(f"{reason}; {remedy}, or a loader.collate of your own") from error
-            raise
+        def name(number: int) -> str:
+            return f"sample {indices[number] % self.size} of {kind_of(self.dataset)}"
+
+        return make_batch(self.collate, items, name)
 
     def items(self, epoch: int, indices: list[int]) -> list[Any]:
         """Read samples of an epoch, which draws from the global generators."""

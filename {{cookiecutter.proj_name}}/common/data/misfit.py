@@ -1,11 +1,54 @@
 """Why samples do not make a batch: which sample lacks what the others have."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from numbers import Number
 from typing import Any
 
 import numpy as np
 from torch import Tensor
+from torch.utils.data import default_collate
+
+from common.base.errors import UserError
+
+
+def make_batch(collate: Callable[[list[Any]], Any], items: list[Any], name: Callable[[int], str]) -> Any:
+    """Make a batch.
+
+    Args:
+        name: what an item is called in an error, by its number in the batch.
+
+    Raises:
+        UserError: PyTorch's default cannot make one of these items, or would drop an entry that only some have.
+    """
+    if collate is not default_collate:
+        return collate(items)
+    try:
+        if not _same_keys(items):
+            raise ValueError("some samples have entries that others lack")
+        return collate(items)
+    except Exception as error:
+        reason = misfit(items, [name(number) for number in range(len(items))])
+        if not reason:
+            raise
+        raise UserError(
+            f"{reason}; all samples of a batch need the same entries and shapes (dataset.*.transforms can resize), or "
+            "a loader.collate of your own"
+        ) from error
+
+
+def _same_keys(values: Sequence[Any]) -> bool:
+    """Return whether dicts, also inside of others, have as many entries as the first one.
+
+    PyTorch's default collate function drops what only later ones have.
+    """
+    first = values[0]
+    if isinstance(first, Mapping):
+        if any(len(value) != len(first) for value in values):
+            return False
+        return all(_same_keys([value[key] for value in values]) for key in first)
+    if isinstance(first, (list, tuple)):
+        return all(_same_keys(column) for column in zip(*values, strict=True))
+    return True
 
 
 def misfit(values: Sequence[Any], names: Sequence[str]) -> str:

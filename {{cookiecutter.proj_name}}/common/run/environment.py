@@ -3,9 +3,7 @@
 import platform
 import re
 import sys
-from collections import defaultdict
-from collections.abc import Mapping
-from functools import lru_cache
+from collections.abc import Iterable
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -14,37 +12,21 @@ import torch
 
 
 def packages() -> dict[str, str]:
-    """Return the version of each installed package of which this process has imported a module, by its name on PyPI."""
-    known = _packages_of(tuple(sys.path))
-    modules = {module for module in sys.modules if "." not in module} - sys.stdlib_module_names
-    # Python 3.10 does not know the modules of some packages; most have the name of their package.
-    names = {package for module in modules for package in known.get(module, (module,))}
-    # In the one spelling that PyPI compares: `typing_extensions` is `typing-extensions`.
-    versions = {re.sub(r"[-_.]+", "-", name).lower(): version_of(name) for name in names if name}
-    return dict(sorted((name, version) for name, version in versions.items() if version))
+    """Return the versions of the packages that this process has imported, by module."""
+    return versions_of({module for module in sys.modules if "." not in module} - sys.stdlib_module_names)
 
 
-@lru_cache(maxsize=1)
-def _packages_of(path: tuple[str, ...]) -> Mapping[str, set[str]]:
-    """Return the packages that provide each top-level module on `path`, which is `sys.path`.
-
-    `metadata.packages_distributions` parses every list of files, which takes as long as a tenth of a start.
-    """
-    packages = defaultdict[str, set[str]](set)
-    for record in (file for folder in path for file in Path(folder).glob("*.dist-info/RECORD")):
-        declared = record.with_name("top_level.txt")
-        listed = declared if declared.exists() else record
-        for module in set(re.findall(r"^[^/.\n]+", listed.read_text(encoding="utf-8"), re.MULTILINE)):
-            packages[module].add(record.parent.name.partition("-")[0])
-    return packages
-
-
-def version_of(name: str) -> str | None:
-    """Return the version of a package; None if it is not installed."""
-    try:
-        return metadata.version(name)
-    except (metadata.PackageNotFoundError, ValueError):
-        return None
+def versions_of(names: Iterable[str]) -> dict[str, str]:
+    """Return the versions of installed packages by name, and of imported modules that have a `__version__`."""
+    versions = {}
+    for name in sorted(names):
+        try:
+            version = metadata.version(name)
+        except (metadata.PackageNotFoundError, ValueError):
+            version = getattr(sys.modules.get(name), "__version__", None)
+        if isinstance(version, str):
+            versions[name] = version
+    return versions
 
 
 def machine(device: torch.device) -> dict[str, str | int | bool]:

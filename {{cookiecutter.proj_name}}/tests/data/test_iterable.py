@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from common.base.errors import UserError
-from tests.conftest import Runs, load, metrics, same
+from tests.conftest import ErrorOf, Runs, load, metrics, same
 from tests.ranks import several
 from tests.resume import final, same_after_cut, words
 from tests.samples import Digits
@@ -201,3 +201,16 @@ def test_ranks_read_each_record_once(runs: Runs, world: int, worker: int, size: 
     assert first["position"] == second["position"]
     for key, value in first["model"].items():
         torch.testing.assert_close(second["model"][key], value, rtol=0, atol=1e-12)
+
+
+class Unfit(Stream):
+    """Every second record has an entry more."""
+
+    def __iter__(self) -> Iterator[dict[str, Tensor]]:
+        for number, item in enumerate(super().__iter__()):
+            yield {**item, "mask": item["image"]} if number % 2 else item
+
+
+def test_records_that_make_no_batch(error_of: ErrorOf) -> None:
+    text = error_of("--dataset.train", "{$REPLACE: true, type: tests.data.test_iterable.Unfit}")
+    assert "record 1 of a batch of Unfit has no 'mask', but record 2 of a batch of Unfit has" in text

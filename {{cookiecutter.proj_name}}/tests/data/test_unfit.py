@@ -32,6 +32,8 @@ class Unfit(Digits):
 
     def __getitem__(self, index: int) -> Any:
         sample = super().__getitem__(index)
+        if self.how == "nested":
+            sample["boxes"] = [{"size": 1}]
         if index % 4 != 1:
             return sample
         image, label = sample["image"], sample["label"]
@@ -39,6 +41,8 @@ class Unfit(Digits):
             "none": None,
             "empty": {"image": image, "label": None},
             "lacks": {"image": image},
+            "more": {**sample, "mask": image},
+            "nested": {**sample, "boxes": [{"size": 1, "kind": 2}]},
             "size": {"image": torch.zeros(1, 9, 8), "label": label},
             "text": {"image": image, "label": "three"},
             "tuple": (image, label),
@@ -66,6 +70,8 @@ class Lazy(nn.Module):
         ("none", r"sample \d+ of Unfit is None"),
         ("empty", r"label of sample \d+ of Unfit is None"),
         ("lacks", r"sample \d+ of Unfit has no 'label', but sample \d+ of Unfit has"),
+        ("more", r"sample 0 of Unfit has no 'mask', but sample 1 of Unfit has"),
+        ("nested", r"0 of boxes of sample 0 of Unfit has no 'kind', but 0 of boxes of sample 1 of Unfit has"),
         ("size", r"image of sample \d+ of Unfit is of shape .*, but image of sample \d+ of Unfit is of shape"),
         ("text", r"label of sample \d+ of Unfit is a "),
         ("tuple", r"sample \d+ of Unfit is a "),

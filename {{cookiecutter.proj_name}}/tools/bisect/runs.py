@@ -13,7 +13,7 @@ from common.base.errors import UserError
 from common.base.files import without_tilde, write_text
 from common.base.nested import flat
 from common.base.text import number
-from common.checkpoint.fingerprint import HARMLESS, Change, changes
+from common.checkpoint.fingerprint import Change, changes
 from common.checkpoint.guarantee import SAFE
 from common.config import dump
 from common.config.source import plain, read_file
@@ -107,11 +107,10 @@ def differing_settings(good: Recorded, bad: Recorded) -> dict[str, list[Change]]
 
 
 def differing_environment(good: Recorded, bad: Recorded) -> str:
-    """Return what else differs, in words: packages that may compute something, the machine, variables, processes."""
+    """Return what else differs, in words: packages, the machine, variables, processes."""
     old, new = ({key: run.start.get(key) for key in _ENVIRONMENT} for run in (good, bad))
-    differing = [change for change in changes(old, new) if not change.matches(HARMLESS)]
     # A package that only one of them has imported is no difference.
-    return "; ".join(change.arrow for change in differing if None not in (change.old, change.new))
+    return "; ".join(change.arrow for change in changes(old, new) if None not in (change.old, change.new))
 
 
 def mixed(good: dict[str, Any], bad: dict[str, Any], keys: list[str]) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from common.config.names import join_names
 from common.data.reading import compare_data, read_data
 from common.data.workers import OtherProcess, context_of
 from common.distributed.process import set_up_process
-from common.run.environment import version_of
+from common.run.environment import versions_of
 from common.run.lock import is_held
 from common.run.metrics import read_metrics
 from common.run.paths import RunPaths
@@ -142,8 +142,10 @@ def compare_causes(segment: Segment, config: Config) -> dict[str, list[str]]:
     loaders = parts.deciding_data()
     records = {name: reading.record() for name, reading in read_data(loaders).items()}
     new = fingerprint(rank, parts.stream, seed, "", records)
-    new["packages"] = {name: version_of(name) or "not installed" for name in old["packages"]}
-    changed, machine, missing = changed_at_resume(segment.start, segment.end), [], []
+    installed = versions_of(old["packages"])
+    new["packages"] = {**old["packages"], **installed}
+    changed, machine = changed_at_resume(segment.start, segment.end), []
+    missing = [f"package {name}" for name in old["packages"] if name not in installed]
     keys = ("code", *_PACKAGES, "environment", *attempt["machine"])
     for change in changes({key: old[key] for key in keys}, {key: new.get(key) for key in keys}):
         kind, _, name = change.key.partition(".")
