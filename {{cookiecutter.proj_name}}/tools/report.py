@@ -1,11 +1,10 @@
-"""Write the report of a run, or one page that shows several side by side: python -m tools.report RUN [RUN ...]
+"""Write report.html into the folders of runs: python -m tools.report RUN [RUN ...]
 
-A finished run has its report.html already. This writes it for runs that were stopped or are still running, and again
-after an evaluation.
+A finished run has it already. This writes it for runs that were stopped or are still running, and again after an
+evaluation.
 """
 
 import argparse
-import os
 import sys
 from pathlib import Path
 
@@ -17,23 +16,15 @@ from tools.runs.report import FILE, report
 
 
 def main(argv: list[str]) -> int:
-    """Read the command line and the runs, and write the page. Returns the exit code."""
+    """Read the command line and the runs, and write the pages. Returns the exit code."""
     parser = argparse.ArgumentParser(prog="python -m tools.report", description=(__doc__ or "").partition("\n\n")[2])
     parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="folder of a run, or of several")
-    parser.add_argument(
-        "--out", type=Path, metavar="FILE", help=f"default: RUN/{FILE}; for several runs, compare.html beside them"
-    )
-    options = parser.parse_args(argv)
-    by_path = {run.path.resolve(): run for folder in options.runs for run in compare.find_runs(folder)}
-    runs = list(by_path.values())
-    beside = Path(os.path.commonpath([path.parent for path in by_path]))
-    out: Path = options.out or (runs[0].path / FILE if len(runs) == 1 else beside / "compare.html")
-    if out.is_dir():
-        raise UserError(f"--out {out} is a folder; name a file, such as {out / FILE}")
-    page = report(runs)
-    with output_file(out):
-        write_text(out, page)
-    print(f"{shown_path(out)}: {', '.join(run.name for run in runs)}")
+    for folder in parser.parse_args(argv).runs:
+        for run in compare.find_runs(folder):
+            file = run.path / FILE
+            with output_file(file):
+                write_text(file, report(run))
+            print(shown_path(file))
     return 0
 
 

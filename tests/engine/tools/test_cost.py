@@ -1,18 +1,13 @@
-"""What runs have cost, and what a sweep will cost."""
+"""What runs have cost."""
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from cli.command_line import parse
-from tests.conftest import Runs
 from tools.runs import __main__ as table
 from tools.runs import compare
 from tools.runs.read import read_run
-from tools.sweep.runs import SweepFolder
-from custom.config import Config
 
 LOG = """2026-03-01 10:00:00.000 INFO    here started
 2026-03-01 10:30:00.000 INFO    here saved
@@ -57,27 +52,3 @@ def test_the_table_has_cost_and_speed(tmp_path: Path, capsys: pytest.CaptureFixt
     assert shown.splitlines()[0].endswith("device_hours  samples_per_second  tokens_per_second   mfu")
     row = next(line.split() for line in shown.splitlines() if line.startswith("fast"))
     assert row[-4:] == ["6", "20", "180", "0.25"]
-
-
-def resolved(runs: Runs, *words: str) -> dict[str, Any]:
-    return parse(Config, runs.words(*words), prog="tools.sweep").values
-
-
-def test_the_estimate_of_a_sweep(
-    runs: Runs, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """By finished runs that differ in the values to try, or in nothing that changes results; by no others."""
-    monkeypatch.setattr("tools.sweep.runs.device_hours", lambda run: {"like": 0.5, "tried": 1.5}.get(run.name, 100.0))
-    short = ["--progress.epoch", "1", "--dataset.eval", "null"]
-    with SweepFolder(runs.root / "sweep", {"optim.lr": [0.1, 0.2]}, resolved(runs, *short), "again") as folder:
-        assert folder.estimate(3) == "cost: unknown until a first run of this config has finished"
-        runs.train(*short, "--monitor.smooth", "3", name="like")
-        assert folder.estimate(3) == "cost: about 3 x 0.5 = 1.5 device hours, by 1 finished run of this config"
-        runs.train(*short, "--optim.lr", "0.5", name="tried")
-        runs.train(*short, "--model.width", "5", name="other")
-        assert folder.show() == 0
-        assert "cost:" not in capsys.readouterr().out, "no run of the sweep itself"
-        made(folder.root / "lr=0.1", 8, 2)
-        assert folder.show() == 0
-        assert capsys.readouterr().out == "cost: 100 device hours\n", "besides the table, by another process"
-        assert folder.estimate(4) == "cost: about 4 x 1 = 4 device hours, by 2 finished runs of this config"

@@ -1,7 +1,6 @@
 """The report of a run, report.html: one page that needs no other file, to read in a browser, to send and to print.
 
-The page of several runs shows them side by side. Everything in it comes from the files of the runs; its layout is in
-page.html.jinja.
+Everything in it comes from the files of the run; its layout is in page.html.jinja.
 """
 
 import base64
@@ -28,6 +27,7 @@ FILE = "report.html"
 _HERE = Path(__file__).parent
 _COLOURS = 8
 _MOST_POINTS = 500  # drawn of a curve: more would not be visible on a screen
+_MOST_PICTURES = 16  # of a heading
 _MOST_BYTES = 1_000_000  # of a picture: a larger one stays in the run's folder
 _SMOOTH_FROM = 60  # points of training: with fewer, there is nothing to smooth
 _LOG_FROM = 50.0  # times the lowest value: a higher one makes the axis logarithmic
@@ -41,21 +41,19 @@ Point = tuple[float, float]
 def write_report(folder: Path) -> None:
     """Write the report of a run into its folder. A failure is a warning: the run has ended well."""
     try:
-        write_text(folder / FILE, report([read_run(folder)]))
+        write_text(folder / FILE, report(read_run(folder)))
     except Exception as error:  # noqa: BLE001 - any error
         again = shlex.join(["python", "-m", "tools.report", str(folder)])
         logger.warning("{} cannot be written: {!r}; try {}", folder / FILE, error, again)
 
 
-def report(runs: Sequence[RunFiles]) -> str:
-    """Return the page of one run, or of several side by side."""
+def report(run: RunFiles) -> str:
+    """Return the page of a run."""
     pages = Environment(loader=FileSystemLoader(_HERE), autoescape=True, trim_blocks=True, lstrip_blocks=True)
     pages.filters |= {"number": lambda value: number(value).strip(), "tick": _tick, "shown": compare.to_text}
-    parts = (attempts, cards, charts, charts_of_all, environment, pictures, results, results_of_all, rows_of, warnings)
+    parts = (attempts, cards, charts, environment, names_of, pictures, results, warnings)
     pages.globals |= {part.__name__: part for part in parts} | {"compare": compare, "dump": dump}
-    names = [run.name for run in runs]
-    names = [str(run.path) if names.count(run.name) > 1 else run.name for run in runs]  # which tell the runs apart
-    return pages.get_template("page.html.jinja").render(runs=runs, names=names, colours=_COLOURS)
+    return pages.get_template("page.html.jinja").render(run=run)
 
 
 def cards(run: RunFiles) -> Iterator[tuple[str, float, str]]:
@@ -87,30 +85,9 @@ def results(run: RunFiles) -> dict[str, Mapping[str, float]]:
     return {name: {key: values[key] for key in values if key not in same} for name, values in columns.items() if values}
 
 
-def results_of_all(runs: Sequence[RunFiles], names: Sequence[str]) -> dict[str, Mapping[str, float]]:
-    """Return a column of values for each run, without losses that are there twice."""
-    same, columns = compare.twins(runs), dict[str, Mapping[str, float]]()
-    for name, run in zip(names, runs, strict=True):
-        results = compare.results(run).items()
-        columns[name] = {key.replace(".", " ", 1): value for key, value in results if key.partition(".")[2] not in same}
-    return columns
-
-
-def rows_of(
-    runs: Sequence[RunFiles], columns: Mapping[str, Mapping[str, float]]
-) -> Iterator[tuple[str, list[float | None], float | None]]:
-    """Rows of (name, value of each column, the best one).
-
-    None is best in a single run, on different validation data, or if the runs compute the value in different ways.
-    """
-    is_on_same_data = len(runs) > 1 and len({compare.ranking(run)[1] for run in runs}) == 1
-    for name in dict.fromkeys(name for values in columns.values() for name in values):
-        values = [column.get(name) for column in columns.values()]
-        definitions = {compare.definition(run, name.partition(" ")[2]) for run in runs}
-        is_alike = is_on_same_data and len(definitions) == 1
-        known = [value for value in values if is_alike and value is not None and value == value]
-        choose = max if known and compare.mode(runs[0], name.partition(" ")[2]) == "max" else min
-        yield name, values, choose(known) if len(known) > 1 else None
+def names_of(columns: Mapping[str, Mapping[str, float]]) -> list[str]:
+    """Return the names of all values."""
+    return list(dict.fromkeys(name for values in columns.values() for name in values))
 
 
 def attempts(run: RunFiles) -> Iterator[dict[str, Any]]:
@@ -137,7 +114,7 @@ def warnings(run: RunFiles) -> list[str]:
     return _WARNING.findall(file.read_text(errors="replace")) if file.is_file() else []
 
 
-def pictures(run: RunFiles, most: int) -> dict[str, list[tuple[str, str, int]]]:
+def pictures(run: RunFiles) -> dict[str, list[tuple[str, str, int]]]:
     """Pictures as (name, address, width) by heading: of the last evaluation, the latest of each split's progress."""
     paths = RunPaths(run.path)
     evaluations = [folder for folder in paths.eval.glob("*/") if any(folder.rglob("*.png"))]
@@ -147,8 +124,12 @@ def pictures(run: RunFiles, most: int) -> dict[str, list[tuple[str, str, int]]]:
         newest = {file.parent: file for file in sorted(split.rglob("*.png"))}  # the steps of a folder are in order
         if not (split.name == "eval" and last):  # they are those of the eval folder
             groups[f"progress/{split.name}"] = list(newest.values())
-    drawn = {heading: [item for file in files[:most] if (item := _picture(file))] for heading, files in groups.items()}
-    return {heading: shown for heading, shown in drawn.items() if shown}
+    drawn = {}
+    for heading, files in groups.items():
+        shown = [picture for picture in map(_picture, files[:_MOST_PICTURES]) if picture]
+        if shown:
+            drawn[heading] = shown
+    return drawn
 
 
 def _picture(file: Path) -> tuple[str, str, int] | None:
@@ -197,23 +178,6 @@ def charts(run: RunFiles) -> list[dict[str, Any]]:
     all_charts += [chart("gradient norm", _curves("train", train.get("grad_norm", []), 4, "train"))]
     all_charts += [chart(name.replace("_", " "), [Curve("training", speed[name], 6)], log=False) for name in speed]
     return [chart for chart in all_charts if chart]
-
-
-def charts_of_all(runs: Sequence[RunFiles], names: Sequence[str]) -> list[dict[str, Any]]:
-    """Return a chart for each value of each split, with a curve for each run; of training, smooth ones."""
-    charts, same = [], compare.twins(runs)
-    for event in ("val", "train", "eval"):
-        measured = [series(run, event) for run in runs]
-        values = [name for name in dict.fromkeys(name for part in measured for name in part) if name not in same]
-        for value in sorted(values, key=lambda name: (bool(_SETTING.fullmatch(name)), name != "loss")):
-            is_rate = event == "train" and _RATE.fullmatch(value) is not None
-            title = value.replace("lr", "learning rate", 1) if is_rate else f"{event} {value.replace('_', ' ')}"
-            points = [part.get(value, []) for part in measured]
-            points = [smooth(line) for line in points] if event == "train" and not is_rate else points
-            kind = "dots" if event == "eval" else "line"
-            curves = [Curve(name, points[at], at % _COLOURS, kind) for at, name in enumerate(names)]
-            charts.append(chart(title, curves, log=not is_rate))
-    return [chart for chart in charts if chart]
 
 
 def _base(run: RunFiles, name: str) -> str:

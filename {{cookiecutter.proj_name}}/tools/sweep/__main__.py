@@ -150,7 +150,6 @@ def main(argv: list[str]) -> int:
             folder.write()
             search = Search(study, folder, options.values, config, options.trials)
             print(f"search {root}: {options.trials} trials, {search.mode}imising {search.metric}", flush=True)
-            print(folder.estimate(options.trials), flush=True)
             if not run_trials(folder, search.take, slots, words, watch=search.watch, ended=search.record_end):
                 return 130
             code = folder.show("")
@@ -163,7 +162,6 @@ def main(argv: list[str]) -> int:
         folder.write()
         waiting = [trial for trial in trials if trial.state != "finished"]
         print(f"sweep {root}: {len(trials)} runs, {len(trials) - len(waiting)} of them finished")
-        print(folder.estimate(len(waiting)))
         if options.slurm is not None:
             return submit(options, folder, waiting) if waiting else folder.show()
         print(f"follow a run:  tail -f {shlex.quote(str(root))}/RUN/train.log", flush=True)

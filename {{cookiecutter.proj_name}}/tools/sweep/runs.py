@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from statistics import mean
 from subprocess import DEVNULL, STDOUT, Popen, run
 from typing import Any
 
@@ -19,12 +18,10 @@ import torch
 from common.base.errors import UserError
 from common.base.files import write_text
 from common.base.process import available_cores, die_with_parent
-from common.checkpoint.fingerprint import Change, changes
-from common.config.source import plain, read_file
+from common.checkpoint.fingerprint import changes
 from common.run.lock import FolderLock
 from common.run.paths import PROJECT, RunPaths
 from common.run.status import read_status
-from tools.runs.compare import device_hours, find_runs
 from tools.sweep.space import Trial
 from custom.config import Config
 
@@ -78,18 +75,15 @@ class SweepFolder:
         self._lock.release()
 
     def _check_same(self, old: Mapping[str, Any], config: Mapping[str, Any]) -> None:
-        if changed := [*changes(old, self._about["space"]), *self._differences(config, *old)]:
+        swept = {*old, *self._about["space"]}
+        free = (*_FREE, *swept, *(f"{key}.*" for key in swept))
+        settings = [item for item in changes(config, self._about["config"], Config()) if not item.matches(free)]
+        if changed := [*changes(old, self._about["space"]), *settings]:
             shown = "\n".join(f"  {item.key}: {item.old} in the folder, {item.new} now" for item in changed)
             raise UserError(
                 f"{self.root} holds a sweep of the same name that differs from this one:\n{shown}\n"
                 "give this sweep another --name, or use the values of the first to continue it"
             )
-
-    def _differences(self, config: Mapping[str, Any], *more: str) -> list[Change]:
-        """Return how a config differs from the sweep's, without what may differ and the values to try."""
-        swept = {*more, *self._about["space"]}
-        free = (*_FREE, *swept, *(f"{key}.*" for key in swept))
-        return [item for item in changes(config, self._about["config"], Config()) if not item.matches(free)]
 
     def write(self) -> None:
         """Write `sweep.json`."""
@@ -104,18 +98,6 @@ class SweepFolder:
         number, total = 1 + self.trials.index(trial), self.total or len(self.trials)
         print(f"[{number}/{total}] {trial.name}: {text}".rstrip(), flush=True)
 
-    def estimate(self, count: int) -> str:
-        """Say what `count` runs will cost, by finished runs in the same folder that differ only in what may differ."""
-        hours = []
-        with suppress(UserError):  # there are none
-            for done in (done for done in find_runs(self.root.parent) if done.state == "finished"):
-                config = plain(read_file(RunPaths(done.path).config_file))
-                hours += [] if self._differences(config) else [device_hours(done)]
-        if not hours:
-            return "cost: unknown until a first run of this config has finished"
-        by = f"by {len(hours)} finished run{'s' * (len(hours) > 1)} of this config"
-        return f"cost: about {count} x {mean(hours):.2g} = {count * mean(hours):.2g} device hours, {by}"
-
     def clear(self, trial: Trial) -> None:
         """Remove the folder of a run that ended before its first checkpoint: there is nothing to resume."""
         run = self.run(trial)
@@ -126,8 +108,6 @@ class SweepFolder:
     def show(self, advice: str = "; the same command tries them again") -> int:
         """Print the table of the runs. Returns the exit code: 1 if one did not finish."""
         run([sys.executable, "-m", "tools.runs", str(self.root)], cwd=PROJECT, check=False)
-        with suppress(UserError):  # no run has a folder
-            print(f"cost: {sum(map(device_hours, find_runs(self.root))):.3g} device hours")
         failed = [trial for trial in self.trials if trial.state in ("failed", "stopped", "running")]
         for trial in failed:
             print(f"{trial.state}: {trial.name}: {trial.reason or 'see ' + str(self.run(trial).root)}")
