@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import PROJECT
-from tests.ops.conftest import install
-from tests.ops.test_build import PACKAGE, WITHOUT, script
+from tests.ops.conftest import NEEDS_COMPILER, install
+from tests.ops.test_build import PACKAGE, script
 
 
 @pytest.fixture
@@ -26,7 +26,7 @@ def project(tmp_path: Path) -> Path:
 
 
 @pytest.mark.slow
-@WITHOUT
+@NEEDS_COMPILER
 def test_only_what_changed_is_compiled_again(project: Path) -> None:
     """An edited source alone; after an edited header, each; what no source needs any more is removed."""
     folder = project / PACKAGE / "ops"

@@ -19,6 +19,7 @@ from pathlib import Path
 
 from common.base.files import write_text
 from common.base.process import available_cores
+from common.config import shown_path
 from common.ops.load import Record, build_folder, find, library_path, record_now
 from common.ops.toolchain import BuildError, Cuda, compile_command, find_compiler, find_cuda, link_command
 
@@ -71,13 +72,13 @@ def _make(folder: Path, record: Record, library: Path, compiler: str, cuda: Cuda
 
         def compile_changed(at: int) -> None:
             if not objects[at].exists():
-                _run(commands[at])
+                run_compiler(commands[at])
                 fresh[at].replace(objects[at])
 
         with ThreadPoolExecutor(max_workers=available_cores()) as pool:
             list(pool.map(compile_changed, range(len(objects))))
         linked = Path(temporary, library.name)
-        _run(link_command(objects, linked, compiler, cuda))
+        run_compiler(link_command(objects, linked, compiler, cuda))
         linked.replace(library)
     write_text(library.with_suffix(".json"), json.dumps(asdict(record), indent=1))  # without it, no library counts
     for old in [*target.glob(f"{library.name.rpartition('-')[0]}-*"), *objects_folder.iterdir()]:
@@ -93,8 +94,12 @@ def _object_name(source: Path, record: Record, compiler: str, cuda: Cuda) -> str
     return f"{source.name}-{hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:12]}.o"
 
 
-def _run(command: list[str]) -> None:
-    """Run a compiler and show its warnings. If it fails, its first message is the error; a file has the rest."""
+def run_compiler(command: list[str]) -> None:
+    """Run a compiler and show its warnings.
+
+    Raises:
+        BuildError: it fails; with its first message, and the file that has the rest.
+    """
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode == 0:
         print(done.stderr, end="", file=sys.stderr)
@@ -104,4 +109,4 @@ def _run(command: list[str]) -> None:
     log = Path(command[command.index("-o") + 1]).parents[1] / "errors.txt"
     log.write_text("\n".join([shlex.join(command), "", *said, ""]))
     without = " FORCE_CUDA=0 builds the rest without CUDA." if "nvcc" in command[0] else ""
-    raise BuildError("\n".join([*said[first : first + 5], f"Everything it said: {log}.{without}"]))
+    raise BuildError("\n".join([*said[first : first + 5], f"Everything it said: {shown_path(log)}.{without}"]))

@@ -1,14 +1,24 @@
-"""Compare an operator with its reference: python -m custom.ops.compare scale_exp [SIZE ...]"""
+"""Compare an operator with its reference: python -m custom.ops.compare scale_exp [SIZE ...] [--on-cpu [--sanitize]]
+
+--on-cpu compiles the CUDA kernels for the CPU, where a wrong one can be found before there is a GPU; --sanitize adds a
+run with AddressSanitizer and one with ThreadSanitizer.
+"""
 
 import inspect
+import os
 import sys
 from collections.abc import Callable, Sequence
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils.benchmark import Timer
+
+from common.ops.load import Implementation
+from common.ops.on_cpu import run_on_cpu
+from custom.ops.cases import SIZES, cases, disagreements
 
 Operator = Callable[..., Tensor]
 
@@ -54,28 +64,62 @@ def largest_difference(first: Tensor, second: Tensor) -> float:
     return (first.double() - second.double()).abs().max().item() if first.numel() else 0.0
 
 
-def main(name: str = "", *sizes: str) -> None:
-    """Print the table for the operator in the module `name` of this folder, on a GPU if there is one.
+def main(*words: str) -> None:
+    """Print how the operator in a module of this folder differs from its reference, on a GPU if there is one.
 
-    Its tensors are random, of the given size (1024 x 1024 by default), or those that `example_inputs(*size)` of the
-    module returns; its settings have their defaults.
+    First in the cases of cases.py, then the table for one size (1024 x 1024 by default). The tensors are random, or
+    those that `example_inputs(*size)` of the module returns; settings have their defaults. Ends with code 1 if a case
+    differs.
+
+    Args:
+        words: the operator's name, sizes and options, as on the command line.
     """
     package = import_module(str(__package__))
     names = [name for name in package.__all__ if name != "implementation"]
-    if name not in names or not all(size.isdecimal() for size in sizes):
-        sys.exit(f"usage: python -m {__package__}.compare {'|'.join(names)} [SIZE ...]")
-    module, size = import_module(f"{__package__}.{name}"), [int(size_text) for size_text in sizes or ("1024", "1024")]
+    options = [word for word in words if word.startswith("-")]
+    name, *sizes = [word for word in words if word not in options] or [""]
+    known = options in ([], ["--on-cpu"], ["--on-cpu", "--sanitize"])
+    if name not in names or not known or not all(size.isdecimal() for size in sizes):
+        sys.exit(f"usage: python -m {__package__}.compare {'|'.join(names)} [SIZE ...] [--on-cpu [--sanitize]]")
+    if options:
+        again = ["-m", f"{__package__}.compare", name, *sizes]
+        sys.exit(run_on_cpu(Path(__file__).resolve().parent, again, sanitize="--sanitize" in options))
+    module = import_module(f"{__package__}.{name}")
     operator = getattr(module, name)
     parameters = inspect.signature(operator).parameters.values()
     settings = {item.name: item.default for item in parameters if item.default is not inspect.Parameter.empty}
     count = len(parameters) - len(settings)
     make = getattr(module, "example_inputs", lambda *size: [torch.randn(size) for _ in range(count)])
+    size = [int(text) for text in sizes]
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    built = package.implementation
+    library = os.environ.get("OPS_ON_CPU")
+    if library is None:
+        _say_what_runs(name, package.implementation, device)
+    else:
+        device = "cpu"
+        _load(library, name)
+    inputs = [[tensor.to(device) for tensor in make(*shape)] for shape in ([size] if size else SIZES)]
+    wrong = disagreements(operator, module.reference, inputs, **settings)
+    total = len(list(cases(inputs)))
+    print("\n".join([*(f"  {text}" for text in wrong[:5]), f"  {total - len(wrong)} of {total} cases agree"]))
+    if library is None:
+        large = [tensor.to(device) for tensor in make(*(size or (1024, 1024)))]
+        print(compare(operator, module.reference, large, **settings))
+    sys.exit(1 if wrong else 0)
+
+
+def _say_what_runs(name: str, built: Implementation, device: str) -> None:
     print(f"{name}: {built}")
     if built.library is None or (device == "cuda" and not built.architectures):
         print("  there is no kernel to compare: below, the reference is compared with itself")
-    print(compare(operator, module.reference, [tensor.to(device) for tensor in make(*size)], **settings))
+
+
+def _load(library: str, name: str) -> None:
+    """Have the CUDA kernels, compiled for the CPU, run as those of the CPU."""
+    torch.use_deterministic_algorithms(True, warn_only=True)  # fills new memory with NaN: what no thread writes shows
+    torch.ops.load_library(library)
+    if not torch._C._dispatch_has_kernel_for_dispatch_key(f"custom_ops::{name}", "CPU"):
+        sys.exit(f'{name}: no .cu in src has m.impl("{name}", ...) for CUDA: a misspelt name is no error there')
 
 
 if __name__ == "__main__":

@@ -27,6 +27,11 @@ def has_compiler(environment: Mapping[str, str] = os.environ) -> bool:
     return find_compiler(environment) is not None
 
 
+NEEDS_COMPILER = pytest.mark.skipif(
+    not has_compiler() and not os.environ.get("REQUIRE_REAL"), reason="there is no C++ compiler on the PATH"
+)
+
+
 @pytest.fixture(scope="session")
 def built(tmp_path_factory: pytest.TempPathFactory) -> str:
     """Where the library lies that these tests use; the kernels are loaded, if there are any."""

@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import ENVIRONMENT, PROJECT
-from tests.ops.conftest import has_compiler, install
+from tests.ops.conftest import NEEDS_COMPILER, install
 
-WITHOUT = pytest.mark.skipif(not has_compiler(), reason="there is no C++ compiler on the PATH")
 PACKAGE = Path("custom/ops").parts[0]
 
 
@@ -46,7 +45,7 @@ def status(project: Path) -> str:
 
 
 @pytest.mark.slow
-@WITHOUT
+@NEEDS_COMPILER
 def test_from_nothing_twice_and_after_an_edit(project: Path) -> None:
     """What is current is left alone; an edited source is noticed, never loaded, and built again."""
     folder = project / PACKAGE / "ops"
@@ -85,7 +84,7 @@ def test_from_nothing_twice_and_after_an_edit(project: Path) -> None:
     assert "out of date (its library is missing)" in status(project)
 
 
-@WITHOUT
+@NEEDS_COMPILER
 def test_a_mistake_in_a_source(project: Path) -> None:
     """The compiler's first error, the line it is about, and where the rest is. Editors know the paths."""
     source = project / PACKAGE / "ops" / "src" / "add_matrix.cpp"
