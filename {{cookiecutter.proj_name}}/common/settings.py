@@ -11,6 +11,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BeforeValidator, Field
 from typing_extensions import Self
 
+from common.base.parts import rules
 from common.checkpoint.saver import CheckpointConfig
 from common.checkpoint.weights import InitConfig
 from common.config import ConfigError, Problem, overlaid, section
@@ -25,7 +26,6 @@ from common.model import PrepareConfig
 from common.monitor import MonitorConfig
 from common.monitor.profile import ProfileConfig
 from common.optim import OptimConfig
-from common.optim.ema import OWN
 from common.optim.gradients import DebugConfig
 from common.optim.precision import PrecisionConfig
 from common.progress import ProgressConfig
@@ -116,6 +116,7 @@ class RunConfig:
 
     def problems(self) -> Iterator[Problem]:
         """Rules that involve several sections; each section checks its own keys."""
+        yield from rules(self)
         yield from stage_problems(self)
         yield from check_names(self.metric, self.loss or {})
         if self.early_stop.patience and self.dataset.val is None:
@@ -139,7 +140,5 @@ class RunConfig:
     def best_mode(self) -> Mode:
         """Whether lower or higher values of `best.metric` are better."""
         losses = dict.fromkeys(measured_losses(self.loss), False)
-        best = self.best
-        if self.optim.ema.evaluate == "both":
-            best = replace(best, metric=best.metric.removeprefix(OWN))
+        best = replace(self.best, metric=self.best.metric.removeprefix(self.optim.own_prefix))
         return find_mode(best, {**losses, **metric_directions(self.metric)}, sets_of(self.dataset.val))

@@ -10,6 +10,7 @@ from pydantic_core import to_jsonable_python
 
 from common.base.context import error_context
 from common.base.files import warn_on_oserror
+from common.base.parts import refuse_absent
 from common.checkpoint.fingerprint import changes, fingerprint
 from common.checkpoint.finite import LossCheck, ScaledSteps, are_finite, bad_loss, not_finite, step_check
 from common.checkpoint.folder import CheckpointFolder
@@ -30,8 +31,8 @@ from common.fixed_step import FixedStep
 from common.model import check_trained, prepare
 from common.monitor.result import SetResult, SplitResult
 from common.monitor.show import Show
-from common.optim import Clip, Ema, build_optimizer
-from common.optim.ema import OWN
+from common.optim import Clip, build_optimizer
+from common.optim.average import build_average
 from common.optim.gradients import log_gradients
 from common.progress import Interval, Outcome, Position, TrainState, Triggers, resumed_position, total_steps
 from common.run_context import RunContext
@@ -61,7 +62,7 @@ class Trainer:
         self.strategy = prepare(self.task, self.stages.config.prepare, config.dist, parts.precision, self.rank)
         precision, lockstep = self.strategy.precision, self.strategy.lockstep_forward
         self.evaluator = Evaluator(self.task, self.rank, precision, lockstep, lambda: self.stop_signals.signal)
-        self.ema = Ema(config.optim.ema, self.task, config.best.metric)
+        self.average = build_average(config.optim, self.task, config.best.metric)
         keep_every = Interval.parse(config.checkpoint.keep_every, "step").in_steps(steps_per_epoch)
         folder = CheckpointFolder(self.paths.checkpoints, config.checkpoint.keep, keep_every)
         self.saver = Saver(folder, config.checkpoint, self.rank)
@@ -72,7 +73,7 @@ class Trainer:
         records = {name: reading.record() for name, reading in self.read.items()}
         self.state = RunState(
             self.task,
-            {"ema": self.ema, "precision": precision, "best": self.best, **stages},
+            {"ema": self.average, "precision": precision, "best": self.best, **stages},
             rank=self.rank,
             fingerprint=fingerprint(self.rank, self.stream, run.seed, self.strategy.about, records),
             about={"config": run.values, "seed": run.seed, "lengths": [self.total_steps, steps_per_epoch]},
@@ -107,7 +108,7 @@ class Trainer:
         self.strategy.freeze(config.prepare.freeze)
         self.parameters = [p for p in self.task.parameters() if p.requires_grad]
         self.optimizer = build_optimizer(config.optim, self.task, self.task.groups(), getattr(self, "optimizer", None))
-        self.ema.follow(self.task, self.optimizer)
+        self.average.follow(self.task, self.optimizer)
         self.schedule = self.stages.schedule(self.optimizer)
         self.state.parts |= {"optimizer": self.optimizer, "schedule": self.schedule, "data": self.stream}
         check = step_check(config, self.stream, self.saver, self.state, self.strategy, self.monitor)
@@ -164,8 +165,8 @@ class Trainer:
                     before, after = self.progress.at, step.global_batch.after
                     self.begin_step(step, before)
                     taken = self.optimizer_step(step, before)  # forward, backward, optimizer: common/step.py
-                    if taken and self.ema.is_active:
-                        self.ema.update(self.task, before)
+                    if taken and self.average.is_active:
+                        self.average.update(self.task, before)
                     self.move_to(after)
                     self.monitor.step_done(after, step.global_batch.samples)
                     due = self.triggers.due(before, after)
@@ -263,10 +264,11 @@ class Trainer:
         self.state.differing_buffers()  # warns of them, before rank 0's replace the others
         result, all_sets = None, dict[str, SetResult]()
         try:
-            for prefix in ("", OWN) if self.config.optim.ema.evaluate == "both" else ("",):
-                with self.ema.applied(self.task, average=not prefix):
-                    share_buffers(self.task, self.rank)
-                    measured = self.evaluator.run(sets, max_pictures=pictures * (not prefix), fixed=split == "val").sets
+            for prefix, weights in self.average.versions(self.task):
+                limit = 0 if prefix else pictures
+                with weights:
+                    share_buffers(self.task, self.rank)  # every process
+                    measured = self.evaluator.run(sets, max_pictures=limit, fixed=split == "val").sets
                 all_sets |= {f"{prefix}{name}".removesuffix("."): entry for name, entry in measured.items()}
             result = SplitResult(all_sets)
         except EvaluationInterrupted as interrupted:
@@ -322,9 +324,11 @@ class Trainer:
         if run.only_weights:
             state.pop("optimizer")
             load_task(self.task, self.strategy.shard_state(state), path)
-            self.ema.reset(self.task)
+            self.average.reset(self.task)
             logger.info("starting from the weights of {}", path)
             return
+        if not self.config.allow_changes:
+            refuse_absent(state)
         report = accept_changes(state, self.state, type(self.config)(), self.config.allow_changes, self.rank)
         if "stages" in state and self.config.stages:  # first: an optimizer loads the state of its own parameters
             self.stages.load_state_dict(state["stages"])

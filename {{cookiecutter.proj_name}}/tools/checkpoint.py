@@ -10,9 +10,9 @@ from torch import Tensor
 from common.base.files import atomic_file, output_file
 from common.checkpoint.file import read_checkpoint, write_checkpoint
 from common.checkpoint.folder import best_in
+from common.checkpoint.weights import averaged_state_dict
 from common.config import dump
 from common.config.names import join_names
-from common.optim.ema import averaged_state_dict
 from cli.program import run
 
 _LONGEST = 80  # characters that are shown of a value

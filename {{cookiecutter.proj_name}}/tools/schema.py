@@ -19,6 +19,7 @@ from pydantic import TypeAdapter
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 from pydantic_core import to_jsonable_python
 
+from common.base.parts import part_of
 from common.config.arguments import parameters
 from common.config.registry import Registry
 from common.config.schema import walk
@@ -70,10 +71,15 @@ def _checksum(reference: str) -> str:
 
 
 def commented_yaml(schema: type, defaults: Any, header: str) -> str:
-    """YAML of `defaults`, an instance of the section `schema`, with each key's description as a comment."""
+    """YAML of `defaults`, an instance of the section `schema`, with each key's description as a comment.
+
+    The keys of parts are left out: their pages list them.
+    """
     lines = [*(f"# {line}" for line in header.splitlines()), ""]
     annotations = {dotted: key.annotation for dotted, key in walk(schema)}
     for dotted, line, is_section in yaml_rows(to_jsonable_python(defaults)):
+        if part_of(dotted) is not None:
+            continue
         meaning = describe(annotations[dotted]) if dotted in annotations else ""
         if not is_section:
             lines += with_comment(line, meaning)

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from common.checkpoint.checksum import checksum
 from common.evaluation.loss import LossFactory
 from common.evaluation.metric import MetricFactory
-from common.optim import Ema
 from common.task import fixed
+from parts.ema.average import Ema
 from predict import Predictor
 from tests.conftest import Runs, load, same
 from tests.ranks import several

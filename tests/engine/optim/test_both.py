@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from common.optim import averaged_state_dict
+from common.checkpoint.weights import averaged_state_dict
 from tests.conftest import Runs, load, metrics, same
 from tests.ranks import several
 

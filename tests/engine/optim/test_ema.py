@@ -8,12 +8,13 @@ import torch
 from torch import nn
 
 from common.base.errors import UserError
+from common.checkpoint.weights import averaged_state_dict
 from common.config import ConfigError, resolve
-from common.optim import Ema, averaged_state_dict
 from common.progress import Position
 from engine.checkpoint.test_resume import leaving_out
+from parts.ema.average import Ema
 from tests.conftest import Runs, load, metrics, same
-from tests.optim.test_ema import AVERAGED, FIXED, Net, Root, moved, values
+from tests.parts.ema.test_ema import AVERAGED, FIXED, Net, Root, moved, values
 from tests.ranks import refused, several
 from tests.resume import cut, differing, final, words
 

@@ -16,12 +16,11 @@ from common.checkpoint.file import FORMAT
 from common.checkpoint.frozen import Frozen, check_frozen
 from common.checkpoint.layout import Layout, make_buffers
 from common.checkpoint.saver import whole
-from common.checkpoint.weights import load_weights
+from common.checkpoint.weights import averaged_state_dict, load_weights
 from common.config.names import join_names
 from common.distributed import Rank, buffer_kinds, gather_objects, gather_to_main
 from common.distributed.buffers import named_buffers
 from common.distributed.seed import mix, random_state, set_random_state, set_seed
-from common.optim import averaged_state_dict
 from common.progress import Position
 
 _DATA = "data"  # the part whose state each process may have its own of: a dataset counts what it has read
@@ -175,12 +174,13 @@ class RunState:
             if name in mine["buffers"]:
                 buffer.detach().copy_(mine["buffers"][name])
         at = Position(**state["position"])
-        for name in only or self.parts:
-            self.parts[name].load_state_dict(state[name])
+        for name, part in self.parts.items():
+            if not only or name in only:
+                part.load_state_dict(state[name])
         if only:
             return at, {}, set()
-        for name, part in self.user_parts.items():
-            part.load_state_dict(user[name])
+        for name, own in self.user_parts.items():
+            own.load_state_dict(user[name])
         streams = state["random"]
         if len(streams) == self.rank.world_size:
             set_random_state(streams[self.rank.rank], self.rank.device)

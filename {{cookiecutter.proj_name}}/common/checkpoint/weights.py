@@ -22,7 +22,6 @@ from common.checkpoint.layout import EXTRA
 from common.config import section
 from common.config.names import join_names
 from common.distributed import Rank, main_first
-from common.optim.ema import averaged_state_dict
 
 _ADDRESS = re.compile("https?://")
 
@@ -169,3 +168,12 @@ def _misfits(expected: Mapping[str, Any], weights: Mapping[str, Any]) -> list[st
         ],
     }
     return [f"  {title} ({len(names)}): {join_names(names)}" for title, names in kinds.items() if names]
+
+
+def averaged_state_dict(model_state: Mapping[str, Any], ema_state: Mapping[str, Any]) -> dict[str, Any]:
+    """`model_state` with the averages of `ema_state` in the model's dtypes; unchanged if there are none to be used."""
+    shadow = ema_state.get("shadow", {}) if ema_state.get("is_used", True) else {}
+    return {
+        name: shadow[name].to(value.dtype) if isinstance(value, Tensor) and name in shadow else value
+        for name, value in model_state.items()
+    }

@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 from pydantic import TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
 
+from common.base.parts import installed, needs, part_of
 from common.config.problem import ABSENT, DEFAULT, ConfigError, Problem, join, overlapping, rule_of
 from common.config.schema import child, run_checks, section_of, suggest
 from common.config.source import Node, by_key, plain
@@ -75,7 +76,11 @@ def _problems_of(errors: Iterable[ErrorDetails], values: Any, schema: type) -> I
             parent, above = section_of(reduce(child, path[:-1], schema)) or schema, reduce(join, [*path[:-1], ""], "")
             hint = suggest(schema, parent, above, str(name))
             hint = "it is only allowed at the top level of a file" if name == "$BASE" else hint
-            yield Problem(key, value, "unknown key", hint, is_unknown=True)
+            brings = part_of(key)
+            if brings is not None and brings not in installed():
+                yield Problem(key, value, needs(brings), is_unknown=True)
+            else:
+                yield Problem(key, value, "unknown key", hint, is_unknown=True)
         elif error["type"] == "missing" and isinstance(name, str):
             yield Problem(join(key, name), ABSENT, "is required")
         else:

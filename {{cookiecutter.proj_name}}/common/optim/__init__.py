@@ -1,17 +1,17 @@
-"""How weights change: optimizer, learning rate, clipping, EMA, precision."""
+"""How weights change: optimizer, learning rate, clipping, precision."""
 
 from dataclasses import field
-from typing import Annotated, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from pydantic import Field
 
+from common.base.parts import sections
 from common.config import section
 from common.optim.clip import Clip, ClipConfig
-from common.optim.ema import Ema, EmaConfig, averaged_state_dict
 from common.optim.optimizer import OptimizerConfig, build_optimizer, needs_closure
 from common.optim.schedule import LrSchedulerConfig, build_schedule
 
-__all__ = ["Clip", "Ema", "OptimConfig", "averaged_state_dict", "build_optimizer", "build_schedule", "needs_closure"]
+__all__ = ["Clip", "OptimConfig", "build_optimizer", "build_schedule", "needs_closure"]
 
 
 @section
@@ -32,9 +32,11 @@ class BadStepsConfig:
 class OptimConfig(ClipConfig, OptimizerConfig):
     """How weights change. The keys of the optimizer and of clipping are written here, not in sections of their own."""
 
+    own_prefix: ClassVar[str] = ""
+    """Prefix of values of the trained weights, where those of an average are measured too."""
+
     accumulate: Annotated[int, Field(ge=1, description="micro-batches per optimizer step")] = 1
     lr_scheduler: LrSchedulerConfig = field(default_factory=LrSchedulerConfig)
-    ema: EmaConfig = field(default_factory=EmaConfig)
     bad_steps: BadStepsConfig = field(default_factory=BadStepsConfig)
 
     __renamed__: ClassVar[dict[str, str]] = {
@@ -46,3 +48,7 @@ class OptimConfig(ClipConfig, OptimizerConfig):
         "clip_gradients_warmup": "a stage sets another limit",
         **{key: f"it is now args.{key}" for key in ("momentum", "betas", "eps", "centered")},
     }
+
+
+if not TYPE_CHECKING:  # to the type checker, the core does not have the keys of parts
+    OptimConfig = section(sections(OptimConfig))

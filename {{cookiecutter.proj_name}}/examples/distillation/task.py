@@ -9,11 +9,10 @@ from torch.nn import functional as F
 
 from common.base.context import error_context
 from common.checkpoint.file import read_checkpoint
-from common.checkpoint.weights import load_weights
+from common.checkpoint.weights import averaged_state_dict, load_weights
 from common.config.registry import MODEL_REGISTRY
 from common.evaluation.loss import LossFactory
 from common.evaluation.metric import MetricFactory
-from common.optim import averaged_state_dict
 from common.task import Task, fixed
 
 PROJECT = Path(__file__).resolve().parents[2]

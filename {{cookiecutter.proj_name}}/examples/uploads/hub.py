@@ -8,8 +8,8 @@ from loguru import logger
 
 from common.checkpoint.after_save import Saved
 from common.checkpoint.file import read_checkpoint
+from common.checkpoint.weights import averaged_state_dict
 from common.config import dump
-from common.optim.ema import averaged_state_dict
 from tools.checkpoint import export
 
 CARD = """---

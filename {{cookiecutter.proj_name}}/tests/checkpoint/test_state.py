@@ -207,15 +207,15 @@ def resumed_is_uncut(runs: Runs, *words: str) -> Path:
 MODEL = "{{$REPLACE: true, type: tests.checkpoint.test_state.{}}}"
 
 
-EMA, FROZEN = ["--optim.ema.decay", "0.9"], ["--checkpoint.frozen", "false"]
+FROZEN = ["--checkpoint.frozen", "false"]
 
 
 @pytest.mark.parametrize(
     ("model", "more"),
-    [("Extra", []), ("Extra", EMA), ("Extra", FROZEN), ("Growing", EMA), ("Growing", FROZEN), ("Tied", EMA)],
+    [("Extra", []), ("Extra", FROZEN), ("Growing", FROZEN), ("Tied", [])],
 )
 def test_state_that_is_loaded(runs: Runs, capsys: pytest.CaptureFixture[str], model: str, more: list[str]) -> None:
-    """With and without an average, and with frozen tensors left out."""
+    """Also with frozen tensors left out."""
     cut = resumed_is_uncut(runs, "--model", MODEL.format(model), *more)
     state, shown = load(cut), capsys.readouterr().out
     if model == "Extra":

@@ -1,43 +1,19 @@
 """An exponential moving average (EMA) of the weights, often better than the raw ones; swapped in for evaluation."""
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from typing import Annotated, Any, Literal
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
 
 import torch
-from pydantic import Field
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from common.base.errors import UserError
-from common.config import Problem, section
 from common.distributed import buffer_kinds
 from common.distributed.sharded import is_sharded, local
 from common.optim.several import parts_of
-from common.progress import EpochInterval, Interval, Position
-
-OWN = "weights."
-"""Prefix of values measured with the raw weights, where both are measured."""
-
-
-@section
-class EmaConfig:
-    """Exponential moving average (EMA) of the weights."""
-
-    decay: Annotated[float, Field(ge=0.0, lt=1.0, description="weight of the old average; 0 turns it off")] = 0.0
-    warmup: Annotated[bool, Field(description="begin with a decay of (1 + n) / (10 + n) at update n")] = True
-    every: Annotated[int, Field(ge=1, description="optimizer steps between updates")] = 1
-    start: Annotated[EpochInterval, Field(description='epochs, or "100step"; until then it is the weights')] = 0
-    device: Annotated[Literal["cpu"] | None, Field(description="cpu: host memory, slow; null: the weights' own")] = None
-    evaluate: Annotated[
-        Literal["average", "both"],
-        Field(description="both: measure the raw weights too, as in weights.loss; best.metric can name either"),
-    ] = "average"
-
-    def problems(self) -> Iterator[Problem]:
-        """`evaluate: both` without an EMA."""
-        if self.evaluate == "both" and not self.decay:
-            yield Problem("evaluate", self.evaluate, "needs a decay above 0", "without an average there is one result")
+from common.progress import Interval, Position
+from parts.ema.config import OWN, EmaConfig, OptimConfig
 
 
 class Ema:
@@ -132,6 +108,12 @@ class Ema:
                 part.train()
             _copy(weights, kept)
 
+    def versions(self, model: nn.Module) -> Iterator[tuple[str, AbstractContextManager[None]]]:
+        """Yield the weights to evaluate, each as a prefix of its values and a context in which the model has them."""
+        yield "", self.applied(model)
+        if self._config.evaluate == "both":
+            yield OWN, self.applied(model, average=False)
+
     def reset(self, model: nn.Module) -> None:
         """Restart from the model's current weights. Needed if weights were loaded after the average was created."""
         self._steps = self._updates = 0
@@ -180,10 +162,6 @@ def _copy(targets: list[Tensor], sources: list[Tensor]) -> None:
         torch._foreach_copy_(targets, sources)
 
 
-def averaged_state_dict(model_state: Mapping[str, Any], ema_state: Mapping[str, Any]) -> dict[str, Any]:
-    """`model_state` with the averages of `ema_state` in the model's dtypes; unchanged if there are none to be used."""
-    shadow = ema_state.get("shadow", {}) if ema_state.get("is_used", True) else {}
-    return {
-        name: shadow[name].to(value.dtype) if isinstance(value, Tensor) and name in shadow else value
-        for name, value in model_state.items()
-    }
+def build(config: OptimConfig, model: nn.Module, metric: str) -> Ema:
+    """Fill the seat `average` of a run with this section `optim`."""
+    return Ema(config.ema, model, metric)

@@ -10,9 +10,12 @@ import torch
 from pydantic import Field
 from torch import nn
 
+from common.checkpoint.weights import averaged_state_dict
 from common.config import resolve, section
-from common.optim import Ema, OptimConfig, averaged_state_dict
+from common.optim import OptimConfig
 from common.progress import Position
+from parts.ema.average import Ema
+from tests.checkpoint.test_state import MODEL, resumed_is_uncut
 from tests.conftest import Runs, load, metrics, same
 from tests.resume import same_after_cut
 from tools import checkpoint as tool
@@ -174,3 +177,9 @@ def test_other_programs_use_the_average(runs: Runs, evaluated: Evaluated, tmp_pa
     written = torch.load(tmp_path / "w.pt", weights_only=True)
     assert same(written, averaged_state_dict(state["model"], state["ema"]))
     assert not torch.equal(written["head.2.weight"], state["model"]["head.2.weight"])
+
+
+@pytest.mark.parametrize("model", ["Extra", "Growing", "Tied"])
+def test_models_with_state_of_other_kinds(runs: Runs, model: str) -> None:
+    """Extra state, buffers that change, tied weights: a resumed run has the average of the uncut one."""
+    resumed_is_uncut(runs, "--model", MODEL.format(model), *AVERAGED)

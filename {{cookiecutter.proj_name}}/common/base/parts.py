@@ -1,0 +1,70 @@
+"""Optional parts of the engine, each a folder of `parts/`: what is there is used, and nothing in `common` imports it.
+
+A part fills a seat of the training loop, and its `config.py` adds keys to sections of the configuration.
+"""
+
+from collections.abc import Iterator, Mapping
+from importlib import import_module
+from types import ModuleType
+from typing import Any
+
+from common.base.errors import UserError
+from common.base.files import PROJECT
+
+KEYS = {"ema": "optim.ema"}
+"""The parts that can be added, and the key that each brings. A checkpoint holds a part's state under its name."""
+
+
+def installed() -> list[str]:
+    """Return the names of the parts that this project has."""
+    return sorted(file.parent.name for file in PROJECT.glob("parts/*/__init__.py"))
+
+
+def part(name: str, module: str) -> ModuleType | None:
+    """Return a module of the part `name`; None if this project does not have the part."""
+    if name not in installed():
+        return None
+    return import_module(f"parts.{name}.{module}")
+
+
+def part_of(key: str) -> str | None:
+    """Return the part that brings a dotted key of the configuration; None for a key of the core."""
+    for name, own in KEYS.items():
+        if key == own or key.startswith(f"{own}."):
+            return name
+    return None
+
+
+def needs(name: str) -> str:
+    """Return what is said of something that only an absent part can do."""
+    return f"needs parts/{name}, which this project does not have: make add PART={name}"
+
+
+def refuse_absent(saved: Mapping[str, Any]) -> None:
+    """Raise `UserError` if a checkpoint holds the state of a part that this project does not have."""
+    for name in KEYS:
+        if saved.get(name) and name not in installed():
+            without = "to go on without it, allow_changes"
+            raise UserError(f"the checkpoint holds the state of {name}, which {needs(name)}; {without}")
+
+
+def sections(base: type) -> type:
+    """Return a section with what the parts add to it, after its own keys: the classes of its name in their `config.py`.
+
+    Only `config.py` is imported, while the modules that the rest of a part needs are being imported themselves.
+    """
+    name = base.__name__
+    added = [getattr(config, name) for config in _configs() if hasattr(config, name)]
+    return type(name, (*added, base), {"__doc__": base.__doc__, "__module__": base.__module__})
+
+
+def rules(config: Any) -> Iterator[Any]:
+    """Yield the problems that the parts find in a whole configuration: `problems(config)` in their `config.py`."""
+    for module in _configs():
+        if hasattr(module, "problems"):
+            yield from module.problems(config)
+
+
+def _configs() -> list[ModuleType]:
+    found = [name for name in installed() if (PROJECT / "parts" / name / "config.py").is_file()]
+    return [import_module(f"parts.{name}.config") for name in found]

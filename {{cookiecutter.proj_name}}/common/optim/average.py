@@ -1,0 +1,73 @@
+"""The seat `average` of the training loop: the weights that are evaluated in place of those that are trained."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Protocol
+
+from torch import nn
+from torch.optim import Optimizer
+
+from common.base.errors import UserError
+from common.base.parts import needs, part
+from common.optim import OptimConfig
+from common.optim.several import parts_of
+from common.progress import Position
+
+
+class Average(Protocol):
+    """What the loop calls; `update` only if `is_active`, after a step that was taken, with the position before it."""
+
+    is_active: bool
+
+    def follow(self, model: nn.Module, optimizer: Optimizer | None = None) -> None: ...
+
+    def update(self, model: nn.Module, at: Position) -> None: ...
+
+    def versions(self, model: nn.Module) -> Iterator[tuple[str, AbstractContextManager[None]]]: ...
+
+    def reset(self, model: nn.Module) -> None: ...
+
+    def state_dict(self) -> dict[str, Any]: ...
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
+
+
+class NoAverage:
+    """The empty seat: the weights themselves are evaluated."""
+
+    is_active = False
+
+    def follow(self, model: nn.Module, optimizer: Optimizer | None = None) -> None:
+        """Refuse an optimizer that averages the weights itself, since nothing here would switch it to them."""
+        for each in parts_of(optimizer) if optimizer is not None else ():
+            if hasattr(each, "train") and hasattr(each, "eval"):
+                raise UserError(f"optim.optim_type: {type(each).__name__} averages the weights, which {needs('ema')}")
+
+    def update(self, model: nn.Module, at: Position) -> None:
+        """Nothing is averaged."""
+
+    def versions(self, model: nn.Module) -> Iterator[tuple[str, AbstractContextManager[None]]]:
+        """Yield the weights as they are."""
+        yield "", nullcontext()
+
+    def reset(self, model: nn.Module) -> None:
+        """Nothing is averaged."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return nothing."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Nothing is restored; `Trainer.restore` has refused the state of an average."""
+
+
+def build_average(config: OptimConfig, model: nn.Module, metric: str) -> Average:
+    """Fill the seat: with parts/ema, if this project has it.
+
+    `metric`: the one that chooses the best checkpoint, of either weights.
+    """
+    ema = part("ema", "average")
+    if ema is None:
+        return NoAverage()
+    average: Average = ema.build(config, model, metric)
+    return average
