@@ -60,7 +60,7 @@ class OptimizerStep:
     """Takes one optimizer step for every update of the task. Built when a stage begins.
 
     Args:
-        check: raises an error for a loss that is not finite; or judges whole updates, by `optim.bad_steps`.
+        check: raises an error for a loss that is not finite; or the seat `guard`, which judges whole updates.
         sample: reads a batch to try an update on; None: the update is tried on its first training batch.
         scaled: counts the steps that loss scaling skips.
 
@@ -91,7 +91,7 @@ class OptimizerStep:
         self.clip = clip if clip.is_active else None
         self.grad_norm: Tensor | None = None
         self.needs_closure = needs_closure(optimizer)  # such as LBFGS
-        self.guard = check if isinstance(check, StepGuard) else None
+        self.guard = None if isinstance(check, LossCheck) else check
         self.losses = check if isinstance(check, LossCheck) else None
         if self.guard is not None and self.needs_closure:
             raise UserError(f"optim.bad_steps: {type(optimizer).__name__} changes weights before a step can be judged")
@@ -128,7 +128,7 @@ class OptimizerStep:
                 scale_helps = partial(self.scale_helps, update, step, weights, at)
                 if self.guard is not None and self.guard.refuses(update.name, self.norm(), at, scale_helps):
                     taken = False
-                    if self.buffers is not None and self.guard.config.action == "rewind":
+                    if self.buffers is not None and self.guard.rewinds:
                         self.buffers.begin()  # as they were at the checkpoint
                 elif self.scaler is None:
                     self.optimizer.step()

@@ -13,31 +13,18 @@ from common.evaluation.loss import LossFactory
 from common.evaluation.metric import MetricFactory
 from common.progress import Position
 from common.run.paths import RunPaths
-from common.trainer import Trainer
 import train
 from tests.conftest import ErrorOf, Runs, load, metrics, same
 from tests.data.test_data import Noisy, stream_of
 from tests.distributed.test_reduction import FIXED, on
+from tests.parts.bad_steps.test_bad_steps import BAD, DATA, REWIND, SKIP, remember, states
 from tests.ranks import start_ranks
 from tests.resume import same_after_cut
 from tests.samples import Classification
-from tests.small import NoisyDigits
 from tests.test_task import TURNS, Turns
 from tools.verify.stored import read_segment
 
-# Of steps 4 and 10: not a number, and so is every loss and running statistic of a batch that has it.
-BAD = 10
-DATA = ["--dataset.train", f"{{type: {__name__}.Poisoned}}"]
 FSDP = ["--dist.strategy", "fsdp"]
-SKIP, REWIND = (["--optim.bad_steps.action", action] for action in ("skip", "rewind"))
-
-
-class Poisoned(NoisyDigits):
-    """Digits of which one is damaged."""
-
-    def __getitem__(self, index: int) -> dict[str, Any]:
-        sample = super().__getitem__(index)
-        return {**sample, "image": sample["image"] * float("nan")} if index == BAD else sample
 
 
 class Spiked:
@@ -54,44 +41,6 @@ class Spiked:
 
 def spiked(at: int, factor: float = 100) -> list[str]:
     return ["--loss", f"{{$REPLACE: true, ce: {{type: {__name__}.Spiked, at: {at}, factor: {factor}}}}}"]
-
-
-states: list[dict[str, Any]] = []
-
-
-def remember(trainer: Trainer) -> None:
-    """A plug-in: everything that a step changes, before the first step and after each."""
-    states.clear()
-
-    def copy() -> None:
-        parts = (trainer.task, trainer.optimizer)
-        state: Any = {type(part).__name__: part.state_dict() for part in parts}
-        state["last"] = getattr(trainer.optimizer_step.guard, "last", {})
-        torch.save(state, path := trainer.paths.root / "state.pt")
-        states.append(torch.load(path, weights_only=True))
-
-    copy()
-    trainer.monitor.after_step.append(copy)
-
-
-ACCUMULATED = ["--batch_size", "16", "--optim.accumulate", "2"]
-
-
-@pytest.mark.parametrize("words", [[], ["--precision.mode", "fp16"], ["--optim.clip_gradients", "1"], ACCUMULATED])
-def test_a_skipped_step_changes_nothing(runs: Runs, words: list[str]) -> None:
-    """Not the weights, the optimizer, nor a running statistic; the record has its samples."""
-    words = [*words, "--optim.bad_steps.limit", "1"]  # in a row
-    folder = runs.train(*DATA, *SKIP, *words, "--plugins", f"[{__name__}:remember]")
-    skipped = metrics(folder, "skipped")
-    assert [(entry["step"] - 1) // 5 for entry in skipped] == [0, 1]  # epochs
-    for entry in skipped:
-        assert len(entry["samples"]) == 32 and BAD in entry["samples"] and entry["first"] == entry["step"]
-    steps = {entry["step"] for entry in skipped}
-    assert {step for step in range(1, 11) if same(states[step], states[step - 1])} == steps
-    text = (folder / "train.log").read_text()
-    assert text.count("is skipped: its loss is nan, of train samples") == 2 and "(32 in all)" in text
-    assert all(value.isfinite().all() for value in load(folder)["model"].values())
-    assert len(metrics(folder, "train")) == 5
 
 
 def test_a_gradient_alone(runs: Runs) -> None:
@@ -121,7 +70,7 @@ def test_a_spike(runs: Runs) -> None:
 
 def test_a_step_that_the_loss_scaler_leaves_out(runs: Runs) -> None:
     """Its gradients overflow, and nothing is wrong: no bad step, also where none is allowed."""
-    plugin = ["--plugins", f"[{__name__}:remember]", "--precision.mode", "fp16"]
+    plugin = ["--plugins", f"[{remember.__module__}:remember]", "--precision.mode", "fp16"]
     folder = runs.train(*spiked(5, 1e6), *plugin, "--optim.bad_steps.spike", "8")
     assert metrics(folder, "skipped") == [] and load(folder)["precision"]["scale"] == 2**15
     assert same(states[5]["AdamW"], states[4]["AdamW"]) and not same(states[6]["AdamW"], states[5]["AdamW"])
@@ -136,7 +85,7 @@ def test_the_first_step(runs: Runs) -> None:
 
 def test_one_update_of_several(runs: Runs) -> None:
     """The other one is taken."""
-    plugin = ["--plugins", f"[{__name__}:remember]", "--progress.epoch_val", "-1"]
+    plugin = ["--plugins", f"[{remember.__module__}:remember]", "--progress.epoch_val", "-1"]
     [entry] = metrics(runs.train(*TURNS, *spiked(4, math.nan), *SKIP, *plugin), "skipped")
     before, after = (states[step]["Turns"] for step in (3, 4))
     assert entry["step"] == 4 and entry["why"] == "in update first, its loss is nan"
@@ -154,7 +103,7 @@ def test_the_samples_of_several_steps() -> None:
 
 def test_a_rewind(runs: Runs) -> None:
     """Weights, optimizer and what spikes are compared with are the checkpoint's; batches since are skipped."""
-    plugin = ["--plugins", f"[{__name__}:remember]"]
+    plugin = ["--plugins", f"[{remember.__module__}:remember]"]
     save = ["--progress.epoch_save_latest", "2step", "--progress.epoch_val", "-1"]
     folder = runs.train(*DATA, *REWIND, *plugin, *save, "--progress.max_steps", "40", "--progress.epoch", "8")
     skipped = metrics(folder, "skipped")

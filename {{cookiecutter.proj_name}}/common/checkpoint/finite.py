@@ -1,33 +1,28 @@
-"""Infinities and NaNs, found before they reach a checkpoint; and steps that are skipped because of them."""
+"""Infinities and NaNs, found before they reach a checkpoint."""
 
 import math
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from loguru import logger
 from torch import Tensor
 
-from common.checkpoint.file import read_checkpoint
+from common.base.parts import installed, part
 from common.checkpoint.saver import Saver
 from common.checkpoint.state import RunState
 from common.data.loader import BatchStream
 from common.data.whereabouts import bad_samples, sample_text
-from common.distributed import Rank, from_main, gather_objects, has_streams, sum_over_ranks
-from common.distributed.buffers import keep_buffers
+from common.distributed import Rank, has_streams
 from common.distributed.sharded import local
 from common.failure.program import TrainingError
-from common.optim import BadStepsConfig
 from common.optim.precision import Precision
 from common.progress import Position
 
-_LEAST, _MOST = 20, 100  # steps that a spike is compared with
 # Steps that fp16 skips in a row: a warning, or while the first scale is sought (from 65,536 down); the end of the run.
 _WARNED, _SEARCH, _ENDED = 5, 10, 20
-_REWOUND = ("optimizer", "ema", "precision")
 
 
 def are_finite(tensors: Sequence[Tensor]) -> bool:
@@ -136,130 +131,41 @@ class ScaledSteps:
         return found
 
 
-@dataclass
-class StepGuard:
-    """Judges each update before the optimizer, in place of `LossCheck`, identically on all processes.
-
-    A skipped step changes the position of the run and its random generators, and nothing else. In a rewind, weights,
-    optimizer, EMA and scaler become those of a checkpoint, and the run continues after the bad step: the batches in
-    between are skipped too, since the weights went wrong with them.
+class StepGuard(Protocol):
+    """The seat `guard` of an optimizer step: judges each update before the optimizer, in place of `LossCheck`.
 
     Attributes:
-        strategy, monitor: of the run, defined beside this room.
-        anchor: step of the checkpoint to rewind to; 0 for none. One that was saved because of a signal or the time
-            does not count: a run that was never stopped would not have it.
-        left_out: bad steps in a row; with rewind, since the anchor.
-        left_at: the last of them.
-        last: loss and gradient norm of the last steps that were taken, by update.
+        rewinds: whether a refused update may bring back the state of a checkpoint.
     """
 
-    config: BadStepsConfig
-    stream: BatchStream
-    saver: Saver
-    state: RunState
-    strategy: Any
-    monitor: Any
-    anchor: int = 0
-    left_out: int = 0
-    left_at: int = -1
-    last: dict[str, list[list[float]]] = field(default_factory=dict)
+    rewinds: bool
 
-    def begin(self) -> None:
-        """Prepare for an update: keep the buffers that its batches may change."""
-        self._losses, self._restore = list[Tensor](), keep_buffers(self.state.task)
+    def begin(self) -> None: ...
 
-    def __call__(self, step: int, loss: Tensor) -> None:
-        """Keep the loss of a micro-batch."""
-        self._losses += [loss.detach().sum()] if isinstance(loss, Tensor) else []
+    def __call__(self, step: int, loss: Tensor) -> None: ...
 
-    def refuses(self, update: str, norm: Tensor, at: Position, scale_helps: Callable[[], bool]) -> bool:
-        """Return whether to skip an update of the step that begins `at`; `norm`: of its gradients.
+    def refuses(self, update: str, norm: Tensor, at: Position, scale_helps: Callable[[], bool]) -> bool: ...
 
-        `scale_helps`: asked, with fp16, about a gradient that is NaN.
+    def taken(self) -> None: ...
 
-        Waits for the device and for all processes. Raises `TrainingError` if the run must stop.
-        """
-        losses, scaler = [float(loss) for loss in self._losses], self.strategy.precision.scaler
-        table = torch.tensor([sum(losses), len(losses), float(norm), 1.0], dtype=torch.float64)
-        total, count, norms, ranks = sum_over_ranks(table, self.state.rank).tolist()
-        values, last = [total / max(count, 1.0), norms / ranks], self.last.get(update, [])
-        if scaler is not None and math.isfinite(values[0]) and not math.isfinite(values[1]) and scale_helps():
-            return False  # the scaler skips it: its scale was too large, and nothing is wrong
-        if why := self._fault(values, last):
-            self._restore()
-            self.monitor.meter.discard(at.step + 1)
-            if scaler is not None:
-                scaler.update()
-            self._leave_out(at, f"in update {update}, " * (update != "all") + why)
-        else:
-            self.last[update] = [*last, values][-_MOST:]
-        return bool(why)
+    def saved(self, step: int) -> None: ...
 
-    def taken(self) -> None:
-        """Note that no update of a step was skipped."""
-        self.left_out *= self.config.action != "skip"
+    def state_dict(self) -> dict[str, Any]: ...
 
-    def saved(self, step: int) -> None:
-        """Take a planned checkpoint as the one to rewind to."""
-        self.anchor, self.left_out = step, self.left_out * (self.config.action == "skip")
-
-    def _fault(self, values: list[float], last: list[list[float]]) -> str:
-        limits, spike = [math.inf, math.inf], self.config.spike
-        if spike is not None and len(last) >= _LEAST:
-            deviation, mean = torch.std_mean(torch.tensor(last, dtype=torch.float64), 0, correction=0)
-            limits = (mean + spike * deviation).tolist()
-        for name, value, limit in zip(("loss", "gradient norm"), values, limits, strict=True):
-            if not (math.isfinite(value) and value <= limit):
-                return f"its {name} is {value:.4g}" + f", more than {limit:.4g}" * math.isfinite(value)
-        return ""
-
-    def _leave_out(self, at: Position, why: str) -> None:
-        start, step, action = at, at.step + 1, self.config.action
-        counts = step != self.left_at  # not for a second update of the same step
-        is_over = action == "stop" or (counts and self.left_out >= self.config.limit)
-        self.left_out, self.left_at = self.left_out + counts, step
-        if action == "rewind" and not is_over:
-            start = self._go_back(f"step {step} is bad: {why}")
-        shares = gather_objects(self.stream.samples(start, step - start.step), self.state.rank)
-        samples = sorted({number for share in shares for batch in share for number in batch})
-        if is_over:
-            more = f", as were {self.left_out - 1} before it" if self.left_out > 1 else ""
-            raise not_finite(f"step {step} is bad{more}: {why}{sample_text([samples])}", self.saver)
-        self.monitor.recorder.record("skipped", step=step, first=start.step + 1, why=why, samples=samples)
-        more = f"; rewound to step {start.step}, so steps {start.step + 1} to {step} are skipped"
-        logger.warning("step {} is skipped{}: {}{}", step, more * (action == "rewind"), why, sample_text([samples]))
-
-    def _go_back(self, why: str) -> Position:
-        """Take weights and optimizer of the last planned checkpoint. Returns its position."""
-        self.saver.wait()
-        if not (anchor := self.anchor or self.monitor.start):  # with a policy that is new to a run: where it resumed
-            raise not_finite(f"{why}, and there is nothing to rewind to", self.saver)
-        path = from_main(self.saver.folder.at_step(anchor), self.state.rank)
-        state = self.strategy.shard_state(dict(read_checkpoint(path)))
-        if (found := state["position"]["step"]) != anchor:
-            logger.warning("the checkpoint of step {} is gone, so the run rewinds to step {}", anchor, found)
-        # These weights have greater losses than those of the bad step.
-        self.last = dict(state.get("bad_steps", {}).get("last", {}))
-        return self.state.load_state_dict(state, path, only=_REWOUND)[0]
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return what determines how later steps are judged."""
-        return {"anchor": self.anchor, "left_out": self.left_out, "last": dict(self.last)}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from a saved state; that of a run without a policy is empty."""
-        vars(self).update(state)
+    def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
 
 
 def step_check(
     config: Any, stream: BatchStream, saver: Saver, state: RunState, strategy: Any, monitor: Any
 ) -> LossCheck | StepGuard | None:
-    """Return what checks the losses of a stage with this `RunConfig`; with `optim.bad_steps`, also the gradients."""
+    """Return what checks the losses of a stage with this `RunConfig`; with parts/bad_steps, also the gradients."""
     if config.debug.debug_mode:  # anomaly detection names the operation; with it, each step is logged, and so checked
         return None
-    if not config.optim.bad_steps.is_active:
+    bad_steps = part("bad_steps", "guard")
+    if bad_steps is None or not config.optim.bad_steps.is_active:
         return LossCheck(stream, saver, state.rank)
-    state.parts["bad_steps"] = guard = StepGuard(config.optim.bad_steps, stream, saver, state, strategy, monitor)
+    guard: StepGuard = bad_steps.Guard(config.optim.bad_steps, stream, saver, state, strategy, monitor)
+    state.parts["bad_steps"] = guard
     return guard
 
 
@@ -271,6 +177,8 @@ def bad_loss(step: int, stream: BatchStream, saver: Saver, rank: Rank, name: str
 
 def not_finite(what: str, saver: Saver) -> TrainingError:
     """Return the error that ends a run: the fault, the last checkpoint, and advice."""
-    advice = "Check the data for NaN; try a smaller optim.lr, clip_gradients, optim.bad_steps (skip, rewind), --debug."
+    advice = "Check the data for NaN; try a smaller optim.lr, clip_gradients, --debug."
+    if "bad_steps" in installed():
+        advice += " To leave such steps out: optim.bad_steps (skip, rewind)."
     saver.wait()  # it may still be writing the last good checkpoint
     return TrainingError(f"{what}; {saver.folder.last_good}.\n  {advice}")

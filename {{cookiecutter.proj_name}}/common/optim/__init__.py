@@ -1,7 +1,7 @@
 """How weights change: optimizer, learning rate, clipping, precision."""
 
 from dataclasses import field
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from pydantic import Field
 
@@ -15,20 +15,6 @@ __all__ = ["Clip", "OptimConfig", "build_optimizer", "build_schedule", "needs_cl
 
 
 @section
-class BadStepsConfig:
-    """What happens to a step whose loss or gradient is not finite, or a spike: docs/optim.md. All processes agree."""
-
-    action: Annotated[Literal["stop", "skip", "rewind"], Field(description="rewind: skip, from older weights")] = "stop"
-    limit: Annotated[int, Field(ge=1, description="steps skipped in a row, before the run stops")] = 3
-    spike: Annotated[float | None, Field(gt=0, description="standard deviations above the mean; null: off")] = None
-
-    @property
-    def is_active(self) -> bool:
-        """Whether steps are judged; if not, only losses are."""
-        return self.action != "stop" or self.spike is not None
-
-
-@section
 class OptimConfig(ClipConfig, OptimizerConfig):
     """How weights change. The keys of the optimizer and of clipping are written here, not in sections of their own."""
 
@@ -37,7 +23,6 @@ class OptimConfig(ClipConfig, OptimizerConfig):
 
     accumulate: Annotated[int, Field(ge=1, description="micro-batches per optimizer step")] = 1
     lr_scheduler: LrSchedulerConfig = field(default_factory=LrSchedulerConfig)
-    bad_steps: BadStepsConfig = field(default_factory=BadStepsConfig)
 
     __renamed__: ClassVar[dict[str, str]] = {
         "type": "optim_type",

@@ -37,7 +37,8 @@ def build(tmp_path: Path):
     def make(text: str, model: nn.Module) -> Ema:
         path = tmp_path / "config.yaml"
         path.write_text(f"optim: {{ema: {text}}}\n")
-        return Ema(resolve(Root, [path]).config.optim.ema, model)
+        optim: Any = resolve(Root, [path]).config.optim
+        return Ema(optim.ema, model)
 
     return make
 

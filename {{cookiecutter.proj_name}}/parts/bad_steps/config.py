@@ -1,0 +1,29 @@
+"""What this part adds to the configuration: `optim.bad_steps`."""
+
+from dataclasses import field
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from common.config import section
+
+
+@section
+class BadStepsConfig:
+    """What happens to a step whose loss or gradient is not finite, or a spike. All processes agree."""
+
+    action: Annotated[Literal["stop", "skip", "rewind"], Field(description="rewind: skip, from older weights")] = "stop"
+    limit: Annotated[int, Field(ge=1, description="steps skipped in a row, before the run stops")] = 3
+    spike: Annotated[float | None, Field(gt=0, description="standard deviations above the mean; null: off")] = None
+
+    @property
+    def is_active(self) -> bool:
+        """Whether steps are judged; if not, only losses are."""
+        return self.action != "stop" or self.spike is not None
+
+
+@section
+class OptimConfig:
+    """The key that this part adds to the section `optim`."""
+
+    bad_steps: BadStepsConfig = field(default_factory=BadStepsConfig)
