@@ -29,7 +29,8 @@ def check(schema: type[T], tree: Node, problems: list[Problem]) -> tuple[T, dict
 
     `problems`: those found earlier. Further problems of the same keys follow from them, and are omitted.
     """
-    values, mistakes = plain(tree), list(problems)
+    values = plain(tree)
+    mistakes = list(problems)
 
     def add(more: Iterable[Problem]) -> None:
         known = [problem.key for problem in mistakes if problem.key and not problem.warns]
@@ -37,7 +38,8 @@ def check(schema: type[T], tree: Node, problems: list[Problem]) -> tuple[T, dict
             if new not in mistakes and not overlapping([new.key], known):
                 mistakes.append(new)
 
-    adapter, config = TypeAdapter(schema), None
+    adapter = TypeAdapter(schema)
+    config = None
     try:
         config = adapter.validate_json(json.dumps(values))
     except ValidationError as error:
@@ -58,9 +60,14 @@ def check(schema: type[T], tree: Node, problems: list[Problem]) -> tuple[T, dict
 
 def _path(loc: Sequence[str | int], values: Any) -> list[str | int]:
     """Return the keys and indices in the data that lead to an error; other parts of its `loc` name union members."""
-    path = []
+    path: list[str | int] = []
     for part in loc:
-        if part in (values if isinstance(values, dict) else range(len(values)) if isinstance(values, list) else ()):
+        known: Any = ()
+        if isinstance(values, dict):
+            known = values
+        elif isinstance(values, list):
+            known = range(len(values))
+        if part in known:
             path.append(part)
             values = values[part]
     return path
@@ -70,12 +77,15 @@ def _problems_of(errors: Iterable[ErrorDetails], values: Any, schema: type) -> I
     """Pydantic's errors, one for each value. Of a union's alternatives, those with the deepest errors count."""
     deepest: dict[str, tuple[Any, list[ErrorDetails]]] = {}
     for error in errors:
-        path, name = _path(error["loc"], values), error["loc"][-1]
-        key, value = reduce(join, path, ""), reduce(getitem, path, values)
+        path = _path(error["loc"], values)
+        name = error["loc"][-1]
+        key = reduce(join, path, "")
+        value = reduce(getitem, path, values)
         if error["type"] == "unexpected_keyword_argument":
-            parent, above = section_of(reduce(child, path[:-1], schema)) or schema, reduce(join, [*path[:-1], ""], "")
-            hint = suggest(schema, parent, above, str(name))
-            hint = "it is only allowed at the top level of a file" if name == "$BASE" else hint
+            parent = section_of(reduce(child, path[:-1], schema)) or schema
+            hint = suggest(schema, parent, reduce(join, [*path[:-1], ""], ""), str(name))
+            if name == "$BASE":
+                hint = "it is only allowed at the top level of a file"
             brings = part_of(key)
             if brings is not None and brings not in installed():
                 yield Problem(key, value, needs(brings), is_unknown=True)
@@ -101,7 +111,11 @@ def _drop(values: Any, path: Sequence[str | int]) -> None:
 
 def _broken_rules(made: Any, known: Sequence[str], key: str = "") -> Iterator[Problem]:
     """Collect the `problems` of every section below `made`. `known`: keys with problems."""
-    parts = vars(made) if dataclasses.is_dataclass(made) else dict(enumerate(made)) if isinstance(made, list) else {}
+    parts: dict[Any, Any] = {}
+    if dataclasses.is_dataclass(made):
+        parts = vars(made)
+    elif isinstance(made, list):
+        parts = dict(enumerate(made))
     for part, below in parts.items():
         yield from _broken_rules(below, known, join(key, part))
     try:

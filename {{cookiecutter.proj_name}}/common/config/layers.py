@@ -26,7 +26,8 @@ def flatten(paths: Sequence[Path]) -> dict[Path, Node]:
 def _visit(path: Path, trail: tuple[Path, ...], done: dict[Path, Node]) -> None:
     if path.resolve() in done:
         return
-    body, trail = read_file(path), (*trail, path)
+    body = read_file(path)
+    trail = (*trail, path)
     given = body.value.pop("$BASE", Node([], DEFAULT))
     for base in given.value if isinstance(given.value, list) else [given]:
         if base.problem or base.refers or not isinstance(base.value, str):
@@ -53,11 +54,11 @@ def find_file(key: str, name: str, folder: Path, origin: str | None = None) -> P
     others = {other.name: other for root in folders if os.path.isdir(root) for other in root.glob("*.y*ml")}
     near = nearest(file.name, others)
     rule = "this file is a folder" if os.path.isdir(file) else "this file does not exist"
-    hint = f"the working directory is {Path.cwd()}" if folder == Path() else f"looked for {file}"
+    is_typed = folder == Path()  # on the command line
+    hint = f"the working directory is {Path.cwd()}" if is_typed else f"looked for {file}"
     if near:
-        hint += (
-            f"; did you mean {shown_path(others[near]) if folder == Path() else os.path.relpath(others[near], folder)}?"
-        )
+        meant = shown_path(others[near]) if is_typed else os.path.relpath(others[near], folder)
+        hint += f"; did you mean {meant}?"
     raise ConfigError([Problem(key, name, rule, hint, origin)])
 
 
@@ -79,7 +80,9 @@ def merge(base: Node, over: Node, annotation: Any) -> Node:
         kept = {name for item in metadata(annotation) for name in getattr(item, "ignore", ())}
         entries = {name: node for name, node in entries.items() if name in kept}
     for name, node in over.value.items():
-        entries[name] = merge(entries[name], node, child(annotation, name)) if name in entries else node
+        if name in entries:
+            node = merge(entries[name], node, child(annotation, name))
+        entries[name] = node
     return replace(over, value=entries, replace=base.replace, problem=over.problem or base.problem)
 
 
@@ -89,13 +92,18 @@ def complete(node: Node, annotation: Any) -> Node:
     value = node.value
     if node.problem or node.refers or value is None:
         return node
-    if isinstance(value, str) and (items := list_items(node.text or value, annotation, quoted=node.text is None)):
-        value = [scalar_node(item, False, node.origin) for item in items]
+    if isinstance(value, str):
+        items = list_items(node.text or value, annotation, quoted=node.text is None)
+        if items:
+            value = [scalar_node(item, False, node.origin) for item in items]
     if isinstance(value, list):
         return replace(node, value=[complete(item, child(annotation, at)) for at, item in enumerate(value)])
     if not isinstance(value, dict):
-        return replace(node, value=node.text) if node.text is not None and only_text(annotation) else node
-    if schema := section_of(annotation):
+        if node.text is not None and only_text(annotation):
+            return replace(node, value=node.text)
+        return node
+    schema = section_of(annotation)
+    if schema:
         defaults = {name: key.default for name, key in keys_of(schema).items() if key.default is not ABSENT}
         value = {**node_of(defaults, DEFAULT).value, **value}
     return replace(node, value={name: complete(item, child(annotation, name)) for name, item in value.items()})

@@ -38,8 +38,9 @@ def read_options(words: Sequence[str]) -> tuple[dict[str, Option], list[Problem]
     rest = list(words)
     while rest:
         word = rest.pop(0)
-        name, equals, value = word.partition("=")
-        name, origin = _OTHER_NAMES.get(name, name), f"command line: {word}"
+        typed, equals, value = word.partition("=")
+        name = _OTHER_NAMES.get(typed, typed)
+        origin = f"command line: {word}"
         if not name.startswith("--"):
             hint = f"did you mean --{word}?" if equals else "write --key value, and lists as 1,2,3 or '[1, 2, 3]'"
             problems.append(Problem("", ABSENT, f"unexpected argument {word!r}", hint, origin))
@@ -80,7 +81,8 @@ def _split(key: str, tree: Node) -> list[str]:
         take = next((n for n in range(len(words), 0, -1) if ".".join(words[:n]) in known), 1)
         parts.append(".".join(words[:take]))
         below = known[parts[-1]].value if parts[-1] in known else {}
-        known, words = below if isinstance(below, dict) else {}, words[take:]
+        known = below if isinstance(below, dict) else {}
+        words = words[take:]
     return parts
 
 
@@ -90,7 +92,8 @@ def _value(name: str, option: Option, annotation: Any) -> Node:
     Text fields take it as is. Only a value that starts like a flow list, flow mapping or quote is parsed as YAML, so
     `*.png` and `a: b` need no second pair of quotes inside the shell's.
     """
-    text, origin, as_text = *option, only_text(annotation)
+    text, origin = option
+    as_text = only_text(annotation)
     if text is None:
         hint = f"needs a value; write a value that starts with a dash as {name}=-x"
         return Node(True, origin, problem="" if admits(annotation, bool, Any) else hint)

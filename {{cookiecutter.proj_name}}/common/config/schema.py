@@ -51,7 +51,8 @@ class Key(NamedTuple):
 def keys_of(schema: type) -> dict[str, Key]:
     """Return the fields of a section, in the order they were written."""
     hints = typing.get_type_hints(schema, include_extras=True)
-    missing, keys = dataclasses.MISSING, {}
+    missing = dataclasses.MISSING
+    keys = {}
     for field in dataclasses.fields(schema):
         default = field.default if field.default_factory is missing else field.default_factory()
         keys[field.name] = Key(hints[field.name], ABSENT if default is missing else to_jsonable_python(default))
@@ -90,8 +91,11 @@ def child(annotation: Any, part: str | int) -> Any:
     if section is not None and part in keys_of(section):
         return keys_of(section)[str(part)].annotation
     for member in members(annotation):
-        if is_list(member) if isinstance(part, int) else _is(get_origin(member) or member, Mapping):
-            return next(iter(get_args(member)[0 if isinstance(part, int) else 1 :]), Any)
+        arguments = get_args(member)
+        if isinstance(part, int) and is_list(member):
+            return arguments[0] if arguments else Any
+        if isinstance(part, str) and _is(get_origin(member) or member, Mapping):
+            return arguments[1] if arguments else Any
     return Any
 
 
@@ -104,9 +108,15 @@ def run_checks(annotation: Any, value: Any, key: str) -> Iterator[Problem]:
     for item in metadata(annotation):
         if hasattr(item, "check"):
             yield from item.check(value, key)
-    if isinstance(value, (dict, list)):
-        for part, inner in value.items() if isinstance(value, dict) else enumerate(value):
-            yield from run_checks(child(annotation, part), inner, join(key, part))
+    for part, inner in items_of(value):
+        yield from run_checks(child(annotation, part), inner, join(key, part))
+
+
+def items_of(value: Any) -> list[tuple[Any, Any]]:
+    """Return the keys or indices of a mapping or a list, with their values; none of any other value."""
+    if isinstance(value, dict):
+        return list(value.items())
+    return list(enumerate(value)) if isinstance(value, list) else []
 
 
 def is_list(member: Any) -> bool:
@@ -149,7 +159,8 @@ def walk(schema: type, prefix: str = "") -> Iterator[tuple[str, Key]]:
     """Yield every key of a schema with its dotted name, sections before their keys."""
     for name, key in keys_of(schema).items():
         yield prefix + name, key
-        if below := section_of(key.annotation):
+        below = section_of(key.annotation)
+        if below:
             yield from walk(below, f"{prefix}{name}.")
 
 
@@ -158,10 +169,11 @@ def suggest(root: type, parent: type, prefix: str, name: str) -> str:
 
     An old name first (`__renamed__`), then the same name elsewhere, a close one here, a close one elsewhere.
     """
-    renamed = getattr(parent, "__renamed__", {}).get(name)
+    renamed: str | None = getattr(parent, "__renamed__", {}).get(name)
     if renamed is not None:
-        called = f"{prefix}{renamed}" if renamed in keys_of(parent) else renamed
-        return str(renamed) if " " in renamed else f"it is called {called}"
+        if " " in renamed:
+            return renamed
+        return f"it is called {prefix if renamed in keys_of(parent) else ''}{renamed}"
     known = {option.removeprefix("--"): [option] for option in RESERVED}
     for dotted, _ in walk(root):
         known.setdefault(dotted.rpartition(".")[2], []).append(dotted)
@@ -169,6 +181,7 @@ def suggest(root: type, parent: type, prefix: str, name: str) -> str:
         return f"it belongs to the top level; {prefix[:-1]} has {', '.join(keys_of(parent))}"
     today = {key: [prefix + key] for key in keys_of(parent)}
     for among, cutoff in ((known, 1.0), (today, 0.75), (known, 0.75), (today, 0.6)):
-        if near := nearest(name, among, cutoff):
+        near = nearest(name, among, cutoff)
+        if near:
             return f"did you mean {' or '.join(among[near][:3])}?"
     return ""

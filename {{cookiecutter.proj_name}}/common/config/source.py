@@ -15,7 +15,7 @@ import yaml
 
 from common.base.text import is_utf8
 from common.config.problem import ABSENT, ConfigError, Problem, join, shown_path
-from common.config.schema import admits
+from common.config.schema import admits, items_of
 
 
 @dataclass(frozen=True)
@@ -42,16 +42,17 @@ class Node:
 def by_key(node: Node, key: str = "") -> Iterator[tuple[str, Node]]:
     """Yield a node and all that it contains, by dotted key."""
     yield key, node
-    if isinstance(node.value, (dict, list)):
-        for part, inner in node.value.items() if isinstance(node.value, dict) else enumerate(node.value):
-            yield from by_key(inner, join(key, part))
+    for part, inner in items_of(node.value):
+        yield from by_key(inner, join(key, part))
 
 
 def plain(node: Node) -> Any:
     """Return a node as plain data."""
     if isinstance(node.value, dict):
         return {name: plain(item) for name, item in node.value.items()}
-    return [plain(item) for item in node.value] if isinstance(node.value, list) else node.value
+    if isinstance(node.value, list):
+        return [plain(item) for item in node.value]
+    return node.value
 
 
 # --- scalars -----------------------------------------------------------------------------------------------------
@@ -82,7 +83,9 @@ def list_items(text: str, annotation: Any, quoted: bool = True) -> list[str]:
     if "," not in text or not admits(annotation, list) or admits(annotation, str, Any):
         return []
     items = [item.strip() for item in text.removesuffix(",").split(",")]
-    return [] if quoted and any(isinstance(scalar(item), str) for item in items) else items
+    if quoted and any(isinstance(scalar(item), str) for item in items):
+        return []
+    return items
 
 
 def scalar_node(text: str, quoted: bool, origin: str) -> Node:

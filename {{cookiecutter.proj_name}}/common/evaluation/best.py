@@ -85,7 +85,11 @@ class BestTracker:
         Not in the first steps, in which the statistics of batch norm are not yet those of the data.
         """
         self.untrained = {name: old for name, old in self.untrained.items() if not values.get(name, old) <= old}
-        limit = 0.3 if step >= 30 and self.best else 9 if step >= 20 else math.inf
+        limit = math.inf
+        if step >= 30 and self.best:
+            limit = 0.3
+        elif step >= 20:
+            limit = 9
         for name, old in self.untrained.items():
             if not self.has_warned and not values[name] - old <= limit * abs(old):
                 self.has_warned = True
@@ -98,9 +102,11 @@ class BestTracker:
         early, name = self.early, self.config.metric
         if early.patience and self.waited >= early.patience:
             return f"{name} has not improved for {self.waited} validations (early_stop.patience)"
-        if value is not None and early.lower_bound is not None and value < early.lower_bound:
+        if value is None:
+            return None
+        if early.lower_bound is not None and value < early.lower_bound:
             return f"{name} {value:.6g} is below early_stop.lower_bound {early.lower_bound:g}"
-        if value is not None and early.upper_bound is not None and value > early.upper_bound:
+        if early.upper_bound is not None and value > early.upper_bound:
             return f"{name} {value:.6g} is above early_stop.upper_bound {early.upper_bound:g}"
         return None
 
@@ -164,4 +170,6 @@ def find_mode(config: BestConfig, better: Mapping[str, Better], sets: Iterable[s
     if says is not None and config.mode == ("min" if says else "max"):
         rule = f"would keep the worst model, since {'higher' if says else 'lower'} values of {name} are better"
         raise ConfigError([Problem("best.mode", config.mode, rule, "leave best.mode out, or set it to auto")])
-    return config.mode if config.mode != "auto" else "max" if says else "min"
+    if config.mode != "auto":
+        return config.mode
+    return "max" if says else "min"

@@ -133,9 +133,8 @@ class LossFactory(nn.Module):
         losses: Losses = {}
         total: Tensor | None = None
         for term in self.terms:
-            weight, result = self._weights[term.name], term(output, batch)
-            parts = by_part(term.name, result) if isinstance(result, dict) else {term.name: result}
-            for name, value in parts.items():
+            weight = self._weights[term.name]
+            for name, value in by_part(term.name, term(output, batch)).items():
                 weighted = value if weight == 1.0 else value * weight
                 total = weighted if total is None else total + weighted
                 losses[name] = value
@@ -151,7 +150,9 @@ def measured_losses(sections: Mapping[str, Any] | None) -> list[str]:
 
 def by_part(name: str, value: Any) -> dict[str, Any]:
     """Return a single value by `name`; a dict of several by `name.part`."""
-    return {f"{name}.{part}": item for part, item in value.items()} if isinstance(value, dict) else {name: value}
+    if not isinstance(value, dict):
+        return {name: value}
+    return {f"{name}.{part}": item for part, item in value.items()}
 
 
 def _has_weights(function: Any) -> bool:
@@ -182,7 +183,8 @@ class LossSums:
         all_samples = total = 0
         terms: defaultdict[str, list[float]] = defaultdict(list)
         for samples, count, losses in chain.from_iterable(gather_objects(batches, rank)):
-            all_samples, total = all_samples + samples, total + count
+            all_samples += samples
+            total += count
             for name, mean in losses.items():
                 terms[name].append(mean * count if count else 0.0)  # the mean over nothing is NaN
         # Rounded once, so the order of the terms has no effect; `fsum` raises an error for infinities of both signs.

@@ -1,6 +1,5 @@
 """Progress reports of a run: log lines, numbers, pictures. Only the main process writes them."""
 
-import math
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -98,7 +97,10 @@ class Monitor:
         self.after_log: list[Callable[[Position, Timing], object]] = []
         self.start: int | None = None
         self.step: int | None = None
-        self.config, self.unit, self.peak, self._rank = config, "items", 0.0, rank
+        self.config = config
+        self._rank = rank
+        self.unit = "items"
+        self.peak = 0.0
         self.flops: float | None = 0.0
         self._totals: tuple[int | None, int | None] = (None, None)  # steps and epochs of the run, where known
         self._recording = threading.Lock()  # another thread records the failure of another process
@@ -106,7 +108,8 @@ class Monitor:
         self._folder = None if run is None else run.folder
         self._saves_pictures = local_pictures
         # tqdm's `disable`: None shows the bar on a terminal only.
-        self._hides_bar = {"auto": None, "on": False, "off": True}[config.bar] if run is not None else True
+        hides = {"auto": None, "on": False, "off": True}[config.bar]
+        self._hides_bar = True if run is None else hides
         self.bar: tqdm[Any] = tqdm(disable=True)
         self._bar_values: dict[str, str] = {}
         self.recorder: Recorder | NullRecorder = NullRecorder()
@@ -135,7 +138,8 @@ class Monitor:
     def set_peak(self, mode: str, unit: str) -> None:
         """Note what speeds are compared with: the peak of the device in `precision.mode`, and what the task counts."""
         device = torch.cuda.get_device_name(self._rank.device) if self._rank.device.type == "cuda" else ""
-        self.peak, self.unit = self.config.peak_tflops or peak_tflops(device, mode), unit
+        self.peak = self.config.peak_tflops or peak_tflops(device, mode)
+        self.unit = unit
 
     def begin_stage(self, start: int) -> None:
         """Recount FLOPs and restart divergence tracking at `start`, since earlier losses are not comparable."""
@@ -202,7 +206,8 @@ class Monitor:
         """
         for name, measured in result.sets.items():
             decides = best and key in (f"{name}.{value}".removeprefix(".") for value in measured.values)
-            where, values = position(at, self._totals), drop_duplicate_loss(measured.values)
+            where = position(at, self._totals)
+            values = drop_duplicate_loss(measured.values)
             line = evaluation_line(label(split, name), where, values, measured.samples, best=decides)
             _log.bind(best=decides).info("{}", line)
             prefix = f"{split}/{name}" if name else split
@@ -211,17 +216,23 @@ class Monitor:
             self._show_on_bar(f"val {key}", result.values.get(key))
         about = {"step": at.step, "epoch": current_epoch(at), "samples": result.samples}
         self.recorder.record(split, **about, values=result.values)
-        for event in (split, *["best"] * best):
+        events = [split, "best"] if best else [split]
+        for event in events:
             self.recorder.write("scalars", event, at.step, drop_duplicate_loss(result.values))
 
     def _compare(self, timing: Timing, own_seconds: float) -> tuple[int, dict[str, float]]:
         """Return the peak memory of the process that needs most, and numbers that runs, devices and ranks are
         compared by. Every process must call this.
         """
-        rank, tflops = self._rank, (self.flops or 0.0) * (timing.items or timing.rate) / self._rank.world_size / 1e12
-        mfu = tflops / (self.peak or math.inf)
-        numbers = {f"{self.unit}_per_second": timing.items, "tflops": tflops, "mfu": mfu}
-        compared, here = {name: value for name, value in numbers.items() if value}, peak_memory(rank.device)
+        rank = self._rank
+        compared: dict[str, float] = {}
+        if timing.items:
+            compared[f"{self.unit}_per_second"] = timing.items
+        if self.flops:
+            compared["tflops"] = self.flops * (timing.items or timing.rate) / rank.world_size / 1e12
+            if self.peak:
+                compared["mfu"] = compared["tflops"] / self.peak
+        here = peak_memory(rank.device)
         if rank.is_single_process:
             return here, compared
         table = torch.zeros(2, rank.world_size, dtype=torch.float64)
@@ -242,14 +253,17 @@ class Monitor:
         """
         if pictures:
             self.recorder.write("images", at.step, f"view/{split}", [picture.image for picture in pictures])
-        names = [picture.name or f"{index:02}" for index, picture in enumerate(pictures)]
-        for index, (name, picture) in enumerate(zip(names, pictures, strict=True)):
-            unique = f"{name}_{index:02}" if name in names[:index] else name
-            if self._folder is not None and self._saves_pictures:
-                with warn_on_oserror("a picture"):
-                    save_png(
-                        progress_path(self._folder.progress, split, unique, current_epoch(at), at.step), picture.image
-                    )
+        if self._folder is None or not self._saves_pictures:
+            return
+        taken: set[str] = set()
+        for index, picture in enumerate(pictures):
+            name = picture.name or f"{index:02}"
+            if name in taken:
+                name = f"{name}_{index:02}"
+            taken.add(name)
+            path = progress_path(self._folder.progress, split, name, current_epoch(at), at.step)
+            with warn_on_oserror("a picture"):
+                save_png(path, picture.image)
 
     def saving(self, at: Position, weights: str, *, best: bool, numbered: bool) -> None:
         """Record a checkpoint before it is written, from any thread. `weights`: the digest of what it holds."""

@@ -29,7 +29,8 @@ class DivergenceWatch:
     def __init__(self, history: Iterable[tuple[int, float]] = ()) -> None:
         self._block: list[float] = []
         self._noise = deque[float](maxlen=100)
-        self._start, self._best = inf, (0, inf)  # level; step and level
+        self._start = inf  # level
+        self._best = (0, inf)  # step and level
         self._high: list[tuple[int, float]] = []  # the blocks since the loss rose
         self._has_warned = False
         for step, loss in history:
@@ -40,25 +41,32 @@ class DivergenceWatch:
         if isfinite(loss) and not self._has_warned:
             self._block.append(loss)
             if self._start == inf and len(self._block) == 5:
-                self._start, self._best = (level := median(self._block)), (step, level)
+                self._start = median(self._block)
+                self._best = (step, self._start)
             if len(self._block) == _BLOCK:
                 self._judge(step)
                 self._block = []
 
     def _judge(self, step: int) -> None:
-        level, lower = median(self._block), sorted(self._block)[_BLOCK // 4]
+        level = median(self._block)
+        lower = sorted(self._block)[_BLOCK // 4]
         # From one loss to the next, so that a steep curve does not count as noise; 1.05: their median for a normal law.
         self._noise.append(median(abs(a - b) for a, b in zip(self._block, self._block[1:], strict=False)) * 1.05)
         self._best = min(self._best, (step, level), key=lambda best: best[1])
-        noise, gained = 3 * median(self._noise), self._start - self._best[1]
+        noise = 3 * median(self._noise)
+        gained = self._start - self._best[1]
         size = max(abs(self._start), _LEAST)
         is_far = lower > self._start + max(min(noise, 4 * size), gained, size)
         is_lost = gained > max(noise, 0.3 * size) and lower > self._start - 0.2 * gained
-        self._high = [*self._high, (step, level)] if is_far or is_lost else []
+        if not (is_far or is_lost):
+            self._high = []
+            return
+        self._high.append((step, level))
         least = 3 * _BLOCK if is_far else max(5 * _BLOCK, min(step / 4, _PATIENCE))
-        if self._high and step - self._high[0][0] >= least:
+        if step - self._high[0][0] >= least:
             levels = [high for _, high in self._high]
-            earlier, later = median(levels[: len(levels) // 2]), median(levels[len(levels) // 2 :])
+            earlier = median(levels[: len(levels) // 2])
+            later = median(levels[len(levels) // 2 :])
             if later > earlier - 0.05 * (earlier - self._best[1]):
                 self._has_warned = True
                 rise = f"from {self._best[1]:.4g} at step {self._best[0]} it has risen to {level:.4g} at step {step}"
@@ -69,5 +77,6 @@ def logged_losses(metrics_file: Path, after: int) -> Iterator[tuple[int, float]]
     """Yield the steps after `after` and their losses from the log lines in `metrics.jsonl`."""
     with metrics_file.open("rb") as lines:
         for entry in (json.loads(line) for line in lines if line.startswith(b'{"event": "train"')):
-            if entry["step"] > after and isinstance(loss := entry["values"].get("loss"), float):
+            loss = entry["values"].get("loss")
+            if entry["step"] > after and isinstance(loss, float):
                 yield entry["step"], loss

@@ -91,11 +91,14 @@ def parameter_groups(config: "OptimizerConfig", task: nn.Module, chosen: Iterabl
         total = len(list(task.parameters()))
         raise UserError(f"{type(task).__name__}: none of its {total} parameters requires a gradient; unfreeze some")
     for name, parameter in trainable:
-        parts = [given[parameter]] if parameter in given else [item[parameter] for item in sources if parameter in item]
+        parts = [item[parameter] for item in sources if parameter in item]
+        if parameter in given:
+            parts = [given[parameter]]
         label = ".".join(part.name for part in parts) or rest
         decay = next((part.weight_decay for part in parts if part.weight_decay is not None), config.weight_decay)
         if decay and parameter in without_decay:
-            label, decay = label + _NO_DECAY, 0.0
+            label += _NO_DECAY
+            decay = 0.0
         optim_type, args = config.kind(parts[0] if parts else None)
         base_lr = next((part.base_lr for part in parts if part.base_lr is not None), config.lr)
         lr = base_lr * math.prod(part.lr for part in parts)
@@ -112,7 +115,8 @@ def log_groups(groups: Sequence[Mapping[str, Any]]) -> None:
     width = max(len(group["name"]) for group in groups)
     rows = [f"  {'':<{width}}     tensors     parameters        lr  weight decay"]
     for group in groups:
-        count, numbers = len(group["params"]), sum(parameter.numel() for parameter in group["params"])
+        count = len(group["params"])
+        numbers = sum(parameter.numel() for parameter in group["params"])
         decay = group.get("weight_decay", 0.0)
         row = f"  {group['name']:<{width}}  {count:>10,}  {numbers:>13,}  {group['lr']:.2e}  {decay:>12g}"
         rows.append(f"{row}  {group.get('optim_type', '').rpartition('.')[2]}".rstrip())
@@ -190,8 +194,13 @@ def _without_decay(patterns: str | list[str], model: nn.Module, names: Mapping[s
     for module in model.modules():
         inside = dict(module.named_parameters(remove_duplicate=False))
         declared = getattr(module, "no_decay", None)
-        chosen = list(inside) if isinstance(module, _NORMS) else list(declared()) if callable(declared) else []
+        chosen: list[str] = []
+        if isinstance(module, _NORMS):
+            chosen = list(inside)
+        elif callable(declared):
+            chosen = list(declared())
         exempt |= {inside[name] for name in match_names(chosen, list(inside), f"{type(module).__name__}.no_decay()")}
-        if callable(timm := getattr(module, "no_weight_decay", None)):  # not all that these models list exists
-            exempt |= {inside[name] for name in timm() if name in inside}
+        of_timm = getattr(module, "no_weight_decay", None)
+        if callable(of_timm):  # not all that these models list exists
+            exempt |= {inside[name] for name in of_timm() if name in inside}
     return exempt

@@ -70,7 +70,8 @@ class OptimizerConfig:
         except UserError as error:
             yield Problem(f"{key}optim_type", name, str(error))
             return
-        known, label = parameter_names(cls), f"optim_type {cls.__name__}"
+        known = parameter_names(cls)
+        label = f"optim_type {cls.__name__}"
         if decay and "weight_decay" not in known:
             yield Problem(f"{key}weight_decay", decay, f"{label} has none", "set it to 0")
         provided = tuple(name for name in _PROVIDED if name in known)
@@ -111,7 +112,8 @@ def build_optimizer(
     """
     kinds = dict[tuple[type[Optimizer], str], tuple[dict[str, Any], list[dict[str, Any]]]]()
     for group in parameter_groups(config, model, chosen):
-        cls, args = optimizer_class(group.pop("optim_type")), group.pop("args")
+        cls = optimizer_class(group.pop("optim_type"))
+        args = group.pop("args")
         if "weight_decay" not in parameter_names(cls):
             del group["weight_decay"]
         if cls is not optimizer_class(config.optim_type):
@@ -126,9 +128,10 @@ def build_optimizer(
     if any(map(needs_closure, parts)) and (len(parts) > 1 or any(map(is_sharded, parameters))):
         rule = "needs the whole gradient in one place: use dist.strategy ddp, and no other optimizer for a group"
         raise UserError(f"optim.optim_type {config.optim_type} {rule}")
-    for group in optimizer.param_groups if all(parameter.device.type == "cpu" for parameter in parameters) else ():
-        if group.get("foreach", 0) is None and group.get("fused", 0) is None:
-            group["foreach"] = False  # what torch would choose anew in each step, for 20 us
+    if all(parameter.device.type == "cpu" for parameter in parameters):
+        for group in optimizer.param_groups:
+            if group.get("foreach", 0) is None and group.get("fused", 0) is None:
+                group["foreach"] = False  # what torch would choose anew in each step, for 20 us
     if len(optimizer.param_groups) > 1:
         log_groups(optimizer.param_groups)
     if before is not None:
@@ -194,6 +197,8 @@ def _own(cls: type[Optimizer], group: dict[str, Any]) -> dict[str, Any]:
 
 
 def _take_over(optimizer: Optimizer, before: Optimizer) -> None:
+    if needs_closure(before):
+        return
     varied = {"lr": None, "weight_decay": None}
     old = {
         parameter: (type(part), part.defaults | varied, group)
@@ -201,13 +206,15 @@ def _take_over(optimizer: Optimizer, before: Optimizer) -> None:
         for group in part.param_groups
         for parameter in group["params"]
     }
-    for part in () if needs_closure(before) else parts_of(optimizer):
+    for part in parts_of(optimizer):
+        kind = (type(part), part.defaults | varied)
         for group in part.param_groups:
-            kept = [p for p in group["params"] if p in old and old[p][:2] == (type(part), part.defaults | varied)]
-            optimizer.state.update(
-                {parameter: before.state[parameter] for parameter in kept if parameter in before.state}
-            )
-            group.update(_own(type(part), old[kept[0]][2]) if kept else {})
+            kept = [parameter for parameter in group["params"] if parameter in old and old[parameter][:2] == kind]
+            for parameter in kept:
+                if parameter in before.state:
+                    optimizer.state[parameter] = before.state[parameter]
+            if kept:
+                group.update(_own(type(part), old[kept[0]][2]))
 
 
 def _watch_state(optimizer: Optimizer) -> None:
@@ -252,7 +259,8 @@ def _fit_loaded_state(optimizer: Optimizer, state: dict[str, Any]) -> dict[str, 
     groups = optimizer.state_dict()["param_groups"]
     names = [name for group in groups for name in group["param_names"]]
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    if other := sorted(saved.keys() ^ set(names)):
+    other = sorted(saved.keys() ^ set(names))
+    if other:
         holds = f"holds {other[0]}, which is not trained now" if other[0] in saved else f"does not hold {other[0]}"
         hint = "start a new run from the weights with progress.start_epoch 0"
         raise UserError(f"the saved optimizer state {holds} ({len(other)} parameters differ); {hint}")
@@ -261,17 +269,21 @@ def _fit_loaded_state(optimizer: Optimizer, state: dict[str, Any]) -> dict[str, 
     kinds = [type(part) for part in parts_of(optimizer) for _ in part.param_groups]
     for cls, group in zip(kinds, groups, strict=True):
         for name in group["param_names"]:
-            if (old := saved[name][1].get("optim_type")) != group.get("optim_type"):
+            old = saved[name][1].get("optim_type")
+            if old != group.get("optim_type"):
                 rule = f"{name} had {old or 'that of optim'}, and the state of one optimizer does not fit another"
                 raise UserError(
                     f"optim.groups: another optim_type: {rule}; start a new run with progress.start_epoch 0"
                 )
         _, before = saved[group["param_names"][0]]
         group |= _own(cls, before) | {"lr": before["lr"]}
-    states, types, unchanged = {}, state.get("parameter_types", {}), {}
+    types = state.get("parameter_types", {})
+    states: dict[int, Any] = {}
+    unchanged: dict[Tensor, Any] = {}
     for number, (name, parameter) in enumerate(zip(names, parameters, strict=True)):
         before = saved[name][0]
-        if values := state["state"].get(before):
+        values = state["state"].get(before)
+        if values:
             states[number] = {key: _laid_out_like(parameter, value) for key, value in values.items()}
             if types and types[before] == str(parameter.dtype):
                 unchanged[parameter] = states[number]

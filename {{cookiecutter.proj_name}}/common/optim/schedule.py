@@ -66,8 +66,9 @@ class LrSchedulerConfig:
             hint = "see --list schedules, or write custom/<name>_schedule.py; torch's do not fit here"
             yield Problem("type", self.type, "is not a function of the step", hint)
             return
-        ours = {"step", "steps", "milestones", "steps_per_epoch", *vars(self)}  # these do not come from `args`
-        ours -= {"steps_per_epoch"} & self.args.keys()  # but this one may
+        ours = {"step", "steps", "milestones", *vars(self)}  # these do not come from `args`
+        if "steps_per_epoch" not in self.args:
+            ours.add("steps_per_epoch")
         provided = tuple(name for name in parameter_names(target) if name in ours)
         label = f"{self.type} ({{}})".format
         yield from check_arguments(target, self.args, "args", lambda: label(file_of(target)), provided)
@@ -83,9 +84,11 @@ class Schedule:
     """
 
     def __init__(self, optimizer: Optimizer, factor: Callable[[int], float], warmup: int, start: float) -> None:
-        self._optimizer, self._factor = optimizer, factor
+        self._optimizer = optimizer
+        self._factor = factor
         self.plateau = factor if isinstance(factor, Plateau) else None
-        self._warmup, self._start = warmup, start
+        self._warmup = warmup
+        self._start = start
         self._base = [float(group["lr"]) for group in optimizer.param_groups]
 
     @property
@@ -105,9 +108,11 @@ class Schedule:
 
         `rate` returns another factor, by group name; the part of a group without weight decay counts as that group.
         """
-        factor = self._factor(step - self._warmup) if step >= self._warmup else self.factor(step)
+        factor = self.factor(step)
         for group, base in zip(self._optimizer.param_groups, self._base, strict=True):
-            group["lr"] = base * factor if rate is None else base * factor * rate(group_name(group))
+            group["lr"] = base * factor
+            if rate is not None:
+                group["lr"] *= rate(group_name(group))
 
     def after_validation(self, value: float | None) -> None:
         """Pass on a validation result, the same on every rank, to a schedule that depends on it."""
