@@ -10,4 +10,4 @@ class UserError(ValueError):
 
 def absent_part(what: str, part: str) -> str:
     """Return why something cannot be used in a project without an optional part, and how to get the part."""
-    return f"{what} needs the part {part}: `copier update --trust --data parts='... {part}'`, with all parts you want"
+    return f"{what} needs the part {part}: make add PART={part}"
