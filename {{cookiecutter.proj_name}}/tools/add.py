@@ -1,7 +1,7 @@
 """Add a part of the template to this project: python -m tools.add [PART ...]
 
-Without PART, list what can be added. A part comes with its tests and its page, from the commit of the template that this
-project was made from or last updated to. Your edits are kept. Needs git, and no uncommitted changes.
+Without PART, list what can be added. A part comes with its tests and its page, from the commit of the template that
+this project was made from or last updated to. Your edits are kept. Needs git, and no uncommitted changes.
 """
 
 import json
