@@ -13,6 +13,7 @@ from loguru import logger
 from torch.utils.data import IterableDataset
 
 from common.base.errors import UserError
+from common.data.held import OwnGenerators
 from common.data.keyed import find_collate, loop_streams_unchanged, seed_all, set_epoch
 from common.data.loader import BatchStream, LoaderConfig, Step, make_loader, refuse_lost_state
 from common.data.misfit import make_batch
@@ -82,12 +83,15 @@ class _Batches(IterableDataset[Any]):
         elif info:
             # A dataset that shards itself by get_worker_info() would skip records; here every worker must read all.
             torch.utils.data._utils.worker._worker_info = None
-        source = islice(self._begin(reader), max(limit - self.first * self.batch_size * ranks, 0))
+        records_of_pass, own = self._begin(reader)
+        source = islice(records_of_pass, max(limit - self.first * self.batch_size * ranks, 0))
         mark = 0
         for number in count(self.first):
             is_own = number % workers == worker
             with loop_streams_unchanged():
-                seed_all(mix(self.seed, _STREAM, self.epoch, number, reader))
+                seed = mix(self.seed, _STREAM, self.epoch, number, reader)
+                seed_all(seed)
+                own.seed(seed)
                 records = list(islice(source, self.batch_size * ranks))
                 share = records[rank::ranks]
                 # If only other ranks have samples left, this one borrows some, with weight 0, as `EpochPlan` does.
@@ -107,16 +111,22 @@ class _Batches(IterableDataset[Any]):
     def _name(self, number: int) -> str:
         return f"record {number + 1} of a batch of {kind_of(self.dataset)}"
 
-    def _begin(self, reader: int) -> Iterator[Any]:
-        """Return the records of the next pass. An order that `__iter__` draws at once is the same for all readers."""
+    def _begin(self, reader: int) -> tuple[Iterator[Any], OwnGenerators]:
+        """Return the records of the next pass, and the dataset's own generators.
+
+        An order that `__iter__` draws at once is the same for all readers.
+        """
+        seed = mix(self.seed, _STREAM, self.epoch, -1, reader)
         with loop_streams_unchanged():
-            seed_all(mix(self.seed, _STREAM, self.epoch, -1, reader))
+            seed_all(seed)
             set_epoch(self.dataset, self.epoch)
             if self.state is not None:
                 self.dataset.load_state_dict(self.state)
                 if self.first == 0:  # its state is of the end of an epoch, and may hold that epoch's number
                     set_epoch(self.dataset, self.epoch)
-            return iter(self.dataset)
+            own = OwnGenerators(self.dataset, self.collate)
+            own.seed(seed)
+            return iter(self.dataset), own
 
 
 def _mark(record: Any) -> int:

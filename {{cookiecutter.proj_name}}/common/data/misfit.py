@@ -18,10 +18,14 @@ def make_batch(collate: Callable[[list[Any]], Any], items: list[Any], name: Call
         name: what an item is called in an error, by its number in the batch.
 
     Raises:
-        UserError: PyTorch's default cannot make one of these items, or would drop an entry that only some have.
+        UserError: it is None; or PyTorch's default cannot make one of these items, or would drop an entry that only
+            some have.
     """
     if collate is not default_collate:
-        return collate(items)
+        batch = collate(items)
+        if batch is None:
+            raise UserError(f"the collate function returned None for {name(0)} and the others; it must return a batch")
+        return batch
     try:
         if not _same_keys(items):
             raise ValueError("some samples have entries that others lack")

@@ -7,6 +7,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -201,6 +202,25 @@ def test_ranks_read_each_record_once(runs: Runs, world: int, worker: int, size: 
     assert first["position"] == second["position"]
     for key, value in first["model"].items():
         torch.testing.assert_close(second["model"][key], value, rtol=0, atol=1e-12)
+
+
+class OwnGenerator(Rereading):
+    """Draws from a generator of its own, without a seed."""
+
+    def __init__(self, data_dir: Path, mode: str) -> None:
+        super().__init__(data_dir, mode)
+        self.rng = np.random.default_rng()
+
+    def __iter__(self) -> Iterator[dict[str, Tensor]]:
+        for item in super().__iter__():
+            yield {**item, "image": item["image"] + float(self.rng.random())}
+
+
+@pytest.mark.parametrize("workers", ["0", "2"])
+def test_a_generator_of_its_own_is_seeded(runs: Runs, workers: str) -> None:
+    """So that a resume reads the same records."""
+    part = "{$REPLACE: true, type: tests.data.test_iterable.OwnGenerator}"
+    same_after_cut(runs, "plain", "--dataset.train", part, "--num_workers", workers, promised=False)
 
 
 class Unfit(Stream):

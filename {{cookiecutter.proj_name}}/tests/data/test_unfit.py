@@ -84,6 +84,15 @@ def test_samples_that_make_no_batch(error_of: ErrorOf, how: str, message: str, w
     assert re.search(message, error_of(*words))
 
 
+def nothing(items: list[Any]) -> None:
+    """A collate function without a return."""
+
+
+def test_a_collate_function_that_returns_nothing(error_of: ErrorOf) -> None:
+    text = error_of("--loader.collate", "tests.data.test_unfit:nothing")
+    assert re.search(r"the collate function returned None for sample \d+ of Digits and the others", text)
+
+
 def test_a_model_without_shapes(runs: Runs, error_of: ErrorOf) -> None:
     """Refused by name; a model that was called once is trained."""
     name = "tests.data.test_unfit.Lazy"
