@@ -5,6 +5,7 @@ import re
 import shutil
 import subprocess
 import sys
+import textwrap
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -166,6 +167,27 @@ def test_the_reduction_to_the_letter(project: Project) -> None:
 
 
 @pytest.mark.full
+def test_the_two_wrong_kernels(project: Project) -> None:
+    """What the guide shows of an index out of range and of a missing barrier is what is printed."""
+    for language, text in blocks(split(project.guide, REDUCTION)[0]):
+        if language != "sh":
+            (project.root / FILE.match(text)[1]).write_text(text, encoding="utf-8")
+    init = project.root / "custom" / "ops" / "__init__.py"
+    init.write_text(init.read_text() + 'from custom.ops.rms_norm import rms_norm\n\n__all__ += ["rms_norm"]\n')
+    for name, right, wrong in (("scale_exp", "i < count", "i <= count"), ("rms_norm", "__sync", "// __sync")):
+        source = project.root / "custom" / "ops" / "src" / f"{name}.cu"
+        source.write_text(source.read_text().replace(right, wrong, 1))
+    reports = re.findall(r"^  ```text\n(.*?)^  ```$", project.guide, re.MULTILINE | re.DOTALL)
+    for name, report in zip(("scale_exp", "rms_norm"), reports, strict=True):
+        command = [sys.executable, "-m", "custom.ops.compare", name, "--on-cpu", "--sanitize"]
+        done = subprocess.run(
+            command, cwd=project.root, env=project.environment, capture_output=True, text=True, timeout=900, check=False
+        )
+        assert done.returncode == 1
+        assert textwrap.dedent(report) in done.stderr
+
+
+@pytest.mark.full
 def test_every_other_snippet_runs(project: Project) -> None:
     """In the order in which they stand, each as shown."""
     ran = []
@@ -178,9 +200,10 @@ def test_every_other_snippet_runs(project: Project) -> None:
             (project.root / "snippet.py").write_text(text, encoding="utf-8")
             project.run(sys.executable, "-m", "ruff", "check", "--no-cache", "snippet.py")
             project.run(sys.executable, "-m", "ruff", "format", "--no-cache", "--check", "snippet.py")
-    assert len(ran) == 3
+    assert len(ran) == 4
     assert "gradcheck: passed" in ran[0]
-    assert "custom_ops::scale_exp" in ran[2]  # a row of the profile
+    assert ran[2].count("64 of 64 cases agree") == 3  # as they are, and with two sanitizers
+    assert "custom_ops::scale_exp" in ran[3]  # a row of the profile
     log = (project.root / "experiments" / "ops" / "train.log").read_text()
     assert "scale_exp: C++ on the CPU" in log
     assert (project.root / "custom" / "ops" / "build" / "compile_commands.json").is_file()

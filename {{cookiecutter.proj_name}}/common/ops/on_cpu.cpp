@@ -35,7 +35,7 @@ enum class State { kReady, kAtBlock, kAtWarp, kDone };
 
 struct Thread {
   ucontext_t context;
-  void* stack;
+  void* stacks[2];  // of even and of odd blocks, like the fibers
   void* fibers[2];  // what it is for ThreadSanitizer, in even and in odd blocks
   State state;
   char* order;     // for ThreadSanitizer: what the barrier orders; null: nothing
@@ -97,8 +97,9 @@ void run_thread() {
 
 void start(unsigned n) {
   Thread& thread = threads[n];
-  if (thread.stack == nullptr) {
-    thread.stack = mmap(nullptr, kStack, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  void*& stack = thread.stacks[parity];
+  if (stack == nullptr) {
+    stack = mmap(nullptr, kStack, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     getcontext(&thread.context);
   }
   if (kRaces && thread.fibers[parity] == nullptr) thread.fibers[parity] = __tsan_create_fiber(0);
@@ -107,7 +108,7 @@ void start(unsigned n) {
     snprintf(name, sizeof name, "block %u,%u,%u thread %u", blockIdx.x, blockIdx.y, blockIdx.z, n);
     __tsan_set_fiber_name(thread.fibers[parity], name);
   }
-  thread.context.uc_stack.ss_sp = thread.stack;
+  thread.context.uc_stack.ss_sp = stack;
   thread.context.uc_stack.ss_size = kStack;
   thread.context.uc_link = nullptr;
   makecontext(&thread.context, run_thread, 0);

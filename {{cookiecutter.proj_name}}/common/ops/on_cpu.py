@@ -50,7 +50,7 @@ def translate(text: str) -> str:
         start = _start_of_callee(text, match.start())
         kernel = f"[&](auto... arguments) {{ {text[start : match.start()]}(arguments...); }}"
         text = f"{text[:start]}on_cpu::launch({kernel},{match[1]} {match[2]}){match[3]}({text[match.end() :]}"
-    text = DYNAMIC_SHARED.sub(r"static \1*& \2 = reinterpret_cast<\1*&>(on_cpu::dynamic_shared);", text)
+    text = DYNAMIC_SHARED.sub(_dynamic_shared, text)
     return KEY.sub(r"\1CPU", SHARED.sub(_shared, text))
 
 
@@ -75,6 +75,11 @@ def _start_of_callee(text: str, end: int) -> int:
     return at
 
 
+def _dynamic_shared(match: re.Match[str]) -> str:
+    reference = f"static {match[1]}*& {match[2]} = reinterpret_cast<{match[1]}*&>(on_cpu::dynamic_shared);"
+    return "\n" * match[0].count("\n") + " ".join(reference.split())
+
+
 def _shared(match: re.Match[str]) -> str:
     """Shared memory is a reference to memory of the block: `float x[8], y` becomes a type and a reference for each."""
     declared = match[1]
@@ -86,7 +91,8 @@ def _shared(match: re.Match[str]) -> str:
         name = named[1]
         types = re.sub(rf"\b{name}\b(?=\s*(?:\[|,|$))", f"{name}_shared", types, count=1)
         references += f" static char {name}_key; auto& {name} = on_cpu::shared_as<{name}_shared>(&{name}_key);"
-    return f"typedef {types};{references}"
+    lost = match[0].count("\n") - types.count("\n")
+    return "\n" * lost + f"typedef {types};{references}"
 
 
 def build(folder: Path, sanitizer: str = "") -> Path:
