@@ -10,7 +10,11 @@ import pytest
 from tests.conftest import ENVIRONMENT, PROJECT, SMALL
 
 # What asks for a part, and what an earlier run of it has in its checkpoint.
-ASKS = {"bad_steps": ["--optim.bad_steps.action", "skip"], "ema": ["--optim.ema.decay", "0.9"]}
+ASKS = {
+    "bad_steps": ["--optim.bad_steps.action", "skip"],
+    "ema": ["--optim.ema.decay", "0.9"],
+    "stages": ["--stages", "[{until: 1step}, {optim: {lr: 0.01}}]"],
+}
 
 
 def program(project: Path, name: str, *words: str) -> str:

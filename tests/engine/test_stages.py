@@ -13,11 +13,11 @@ from common.config import ConfigError
 import evaluate
 import train
 from tests.conftest import CONFIG, Runs, load, metrics, same
+from tests.parts.stages.test_stages import CE, EACH_STEP, LOSSES, PLATEAU, THREE, TOWER, log, model
 from tests.ranks import several
 from tests.resume import differing, final
 from tests.resume import words as resumable
 from tests.small import Tower
-from tests.test_stages import CE, EACH_STEP, LOSSES, PLATEAU, THREE, TOWER, log, model
 from tests.test_task import QUIET, TURNS, apart
 
 
@@ -40,7 +40,14 @@ def test_a_stage_that_is_over_before_it_begins(runs: Runs) -> None:
 
 def test_a_plateau_waits_for_the_epoch_where_data_change(runs: Runs) -> None:
     stages = "[{until: plateau, lr_scheduler: {patience: 0, threshold: 0.9}}, {dataset: {train: {scale: 0.9}}}]"
-    given = ["--dataset.train", "{type: tests.test_stages.Scaled}", "--stages", stages, "--progress.epoch", "3"]
+    given = [
+        "--dataset.train",
+        "{type: tests.parts.stages.test_stages.Scaled}",
+        "--stages",
+        stages,
+        "--progress.epoch",
+        "3",
+    ]
     folder = runs.train(*resumable("plain", *given))
     assert [entry["step"] for entry in metrics(folder, "stage")] == [6]
 
@@ -187,7 +194,7 @@ def test_a_mistake_in_a_stage_names_its_line(runs: Runs, tmp_path: Path) -> None
             "is reached at step 8, in a warm-up of 15",
         ),
         (
-            "[{until: 1epoch}, {dataset: {train: {type: tests.test_stages.Scaled, keep: 90}}}]",
+            "[{until: 1epoch}, {dataset: {train: {type: tests.parts.stages.test_stages.Scaled, keep: 90}}}]",
             "dataset.train has 90 samples, the run has 160",
         ),
     ],

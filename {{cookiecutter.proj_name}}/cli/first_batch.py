@@ -40,7 +40,7 @@ class FirstBatch:
         plain = all(getattr(type(self.task), name) is getattr(Task, name) for name in ("updates", "update", "measure"))
         # What else may raise the loss: weights that grow, other settings, good weights at the start, an average.
         scheduled = any(isinstance((section or {}).get("weight"), Mapping) for section in (config.loss or {}).values())
-        changes = scheduled or config.stages or config.init_from.path or trainer.average.is_active
+        changes = scheduled or trainer.stage.changes or config.init_from.path or trainer.average.is_active
         self._is_reference = plain and not changes and trainer.saver.saved_step is None
         # Not where a forward pass needs all processes, or a batch of another size would be compiled.
         self._is_to_divide = plain and not trainer.strategy.lockstep_forward and not config.prepare.compile.enabled

@@ -20,6 +20,7 @@ from common.distributed.process import set_up_process
 from common.distributed.seed import choose_seed
 from common.monitor.log import logger
 from common.optim.precision import Precision, build_precision
+from common.stage import in_stage
 from common.task import Task, TaskPosition
 from custom.config import Config
 
@@ -102,9 +103,7 @@ def load_task(config: Config, path: Path, state: Mapping[str, Any], rank: Rank) 
     load_state(task, state, path)
     task.at = TaskPosition(state["position"]["step"], state["position"]["epoch"], *about["lengths"])
     stage = state.get("stages", {}).get("number", 0)
-    if stage and stage >= len(config.stages):
-        raise UserError(f"the checkpoint is in stage {stage + 1}, but the config has {len(config.stages)} stages")
-    task.loss.set_weights(config.in_stage(stage).loss)
+    task.loss.set_weights(in_stage(config, stage).loss)
     task.classes = about["classes"]
     return Trained(path, config, task.eval(), rank, precision, seed, state["position"])
 

@@ -1,7 +1,7 @@
 """Builds the parts of a run from the config, for training and for evaluation."""
 
 from collections.abc import Mapping
-from fnmatch import fnmatchcase
+from functools import partial
 from typing import Any
 from zlib import crc32
 
@@ -12,6 +12,7 @@ from torch.nn.parameter import is_lazy
 
 from common.base.context import error_context
 from common.base.errors import UserError
+from common.base.parts import part
 from common.base.text import label
 from common.checkpoint.weights import init_weights
 from common.config.names import join_names
@@ -74,12 +75,9 @@ def build_task(config: RunConfig, seed: int, rank: Rank, *, first_weights: bool 
     check_names(task)
     check_no_lazy(task)
     check_patterns(task, config.prepare)
-    for number in range(len(config.stages)):
-        with error_context(lambda number=number: f"in stages[{number}].freeze"):  # type: ignore[misc]
-            check_patterns(task, frozen := config.in_stage(number).prepare)
-            trained = (name for name, parameter in task.named_parameters() if parameter.requires_grad)
-            if all(any(fnmatchcase(name, pattern) for pattern in frozen.freeze) for name in trained):
-                raise UserError("every parameter is frozen, so there is nothing to train")
+    stages = part("stages", "stages")
+    if stages is not None:
+        stages.check_stages(config, task)
     return task
 
 
@@ -135,14 +133,12 @@ def build_stream(config: RunConfig, rank: Rank, seed: int) -> BatchStream:
     return TrainStream(dataset, plan, config.loader, worker=config.num_workers, device=rank.device)
 
 
-def build_stage_streams(config: RunConfig, rank: Rank, seed: int, usual: BatchStream) -> dict[int, BatchStream]:
-    """Build the training data of stages that have their own, by number. Each needs as many samples as `usual`."""
-    streams = {}
-    for number in [number for number, stage in enumerate(config.stages) if stage.dataset]:
-        with error_context(lambda number=number: f"in stages[{number}].dataset"):  # type: ignore[misc]
-            streams[number] = build_stream(config.in_stage(number), rank, seed)
-            if (size := streams[number].epoch_size) != usual.epoch_size:
-                raise UserError(f"dataset.train has {size} samples, the run has {usual.epoch_size}: they must match")
+def build_stage_streams(config: RunConfig, rank: Rank, seed: int, usual: BatchStream) -> Mapping[int, BatchStream]:
+    """Build the training data of stages that have their own, by number."""
+    stages = part("stages", "stages")
+    if stages is None:
+        return {}
+    streams: dict[int, BatchStream] = stages.build_streams(config, partial(build_stream, rank=rank, seed=seed), usual)
     return streams
 
 

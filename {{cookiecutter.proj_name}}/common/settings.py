@@ -6,15 +6,14 @@
 from collections.abc import Iterator
 from copy import deepcopy
 from dataclasses import field, replace
-from typing import Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field
-from typing_extensions import Self
 
-from common.base.parts import rules
+from common.base.parts import rules, sections
 from common.checkpoint.saver import CheckpointConfig
 from common.checkpoint.weights import InitConfig
-from common.config import ConfigError, Problem, overlaid, section
+from common.config import ConfigError, Problem, section
 from common.config.registry import MODEL_REGISTRY, TASK_REGISTRY, Registered
 from common.data.loader import LoaderConfig
 from common.data.sections import SplitsConfig, sets_of
@@ -30,7 +29,6 @@ from common.optim.gradients import DebugConfig
 from common.optim.precision import PrecisionConfig
 from common.progress import ProgressConfig
 from common.run.paths import DirConfig
-from common.stages import StageConfig, stage_layers, stage_problems
 
 TaskSection = Annotated[
     dict[str, Any],
@@ -99,10 +97,6 @@ class RunConfig:
     optim: OptimConfig = field(default_factory=OptimConfig)
     precision: PrecisionConfig = field(default_factory=PrecisionConfig)
     prepare: PrepareConfig = field(default_factory=PrepareConfig)
-    stages: Annotated[
-        list[StageConfig],
-        Field(description="[{until: 5epoch, freeze: [...], optim: {...}}, ...]; empty: one stage"),
-    ] = field(default_factory=list)
     progress: ProgressConfig = field(default_factory=ProgressConfig)
     best: BestConfig = field(default_factory=BestConfig)
     early_stop: EarlyStopConfig = field(default_factory=EarlyStopConfig)
@@ -117,7 +111,6 @@ class RunConfig:
     def problems(self) -> Iterator[Problem]:
         """Rules that involve several sections; each section checks its own keys."""
         yield from rules(self)
-        yield from stage_problems(self)
         yield from check_names(self.metric, self.loss or {})
         if self.early_stop.patience and self.dataset.val is None:
             rule = "needs dataset.val: there is no validation to compare"
@@ -132,13 +125,13 @@ class RunConfig:
             rule = f"plateau follows best.metric, and the best value of {self.best.metric} is its {mode}"
             yield Problem("optim.lr_scheduler.mode", scheduler.mode, rule, f"set it to {mode}")
 
-    def in_stage(self, number: int) -> Self:
-        """Return the settings that hold in a stage, counted from 0. Raises `ConfigError`."""
-        return overlaid(type(self), *stage_layers(self, number)) if self.stages else self
-
     @property
     def best_mode(self) -> Mode:
         """Whether lower or higher values of `best.metric` are better."""
         losses = dict.fromkeys(measured_losses(self.loss), False)
         best = replace(self.best, metric=self.best.metric.removeprefix(self.optim.own_prefix))
         return find_mode(best, {**losses, **metric_directions(self.metric)}, sets_of(self.dataset.val))
+
+
+if not TYPE_CHECKING:  # to the type checker, the core does not have the keys of parts
+    RunConfig = section(sections(RunConfig))

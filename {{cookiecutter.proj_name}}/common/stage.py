@@ -1,34 +1,47 @@
-"""A run that consists of one stage. `common.stages` has runs of several."""
+"""The seat `stage` of the training loop: the settings in force. Here those of the whole run; parts may change them."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 from torch.optim import Optimizer
 
+from common.base.errors import UserError
+from common.base.parts import needs, part
+from common.data.loader import BatchStream
 from common.optim import OptimConfig
 from common.optim.schedule import Schedule, build_schedule
-from common.progress import Position
+from common.task import Parts
 
 
 class WholeRun:
-    """The only stage of a run.
+    """The only stage of a run: the empty seat.
 
     Args:
-        config: the run's `RunConfig`, which is defined above this floor because it has stages.
+        config: the run's `RunConfig`, which is defined above this floor because parts add to it.
 
     Attributes:
         number: number of the stage, from 0.
         start: optimizer steps done when the stage began.
         config: the settings that hold in the stage.
+        changes: whether the settings change during the run; if so, the loop calls `enter_if_due`.
     """
 
-    def __init__(self, config: Any, total_steps: int | None, steps_per_epoch: int | None) -> None:
-        self._run, self._total, self._steps_per_epoch = config, total_steps, steps_per_epoch
-        self.number, self.start, self.config = 0, 0, config
+    changes = False
 
-    def advance(self, at: Position) -> bool:
-        """Enter the stage that is due at a position. Returns whether the stage changed."""
-        return False
+    def __init__(self, config: Any, total_steps: int | None, steps_per_epoch: int | None) -> None:
+        self._run = config
+        self._total = total_steps
+        self._steps_per_epoch = steps_per_epoch
+        self.number = 0
+        self.start = 0
+        self.config = config
+
+    def enter_if_due(self, trainer: Any) -> None:
+        """Enter the next stage of a `Trainer` if it is due."""
+
+    def stream(self, parts: Parts) -> BatchStream:
+        """Return the training data of the stage."""
+        return parts.stream
 
     def after_validation(self, value: float | None) -> None:
         """Tell the stage a validation result, which must be the same on every rank."""
@@ -50,3 +63,24 @@ class WholeRun:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue in the saved stage."""
+
+
+Config = TypeVar("Config")
+
+
+def in_stage(config: Config, number: int) -> Config:
+    """Return the settings of a run that hold in a stage, counted from 0."""
+    stages = part("stages", "stages")
+    if stages is not None:
+        settings: Config = stages.settings_in(config, number)
+        return settings
+    if number:
+        raise UserError(f"the checkpoint is in stage {number + 1}, which {needs('stages')}")
+    return config
+
+
+def build_stage(config: Any, total_steps: int | None, steps_per_epoch: int | None) -> WholeRun:
+    """Fill the seat: with parts/stages, if this project has it and the run has stages."""
+    stages = part("stages", "stages")
+    kind: type[WholeRun] = WholeRun if stages is None else stages.kind_of(config)
+    return kind(config, total_steps, steps_per_epoch)

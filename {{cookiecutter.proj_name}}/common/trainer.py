@@ -6,12 +6,11 @@ from functools import partial
 
 import torch
 from loguru import logger
-from pydantic_core import to_jsonable_python
 
 from common.base.context import error_context
 from common.base.files import warn_on_oserror
 from common.base.parts import refuse_absent
-from common.checkpoint.fingerprint import changes, fingerprint
+from common.checkpoint.fingerprint import fingerprint
 from common.checkpoint.finite import LossCheck, ScaledSteps, are_finite, bad_loss, not_finite, step_check
 from common.checkpoint.folder import CheckpointFolder
 from common.checkpoint.guarantee import accept_changes
@@ -37,8 +36,7 @@ from common.optim.gradients import log_gradients
 from common.progress import Interval, Outcome, Position, TrainState, Triggers, resumed_position, total_steps
 from common.run_context import RunContext
 from common.settings import RunConfig
-from common.stage import WholeRun
-from common.stages import Stages
+from common.stage import build_stage
 from common.step import OptimizerStep
 from common.task import Parts, Task, TaskPosition
 
@@ -56,10 +54,10 @@ class Trainer:
         self.stop_signals = StopSignals(self.rank)
         stop_waiting_at(lambda: self.stop_signals.signal)
         self.total_steps = total_steps(config.progress, steps_per_epoch)
-        self.stages = (Stages if config.stages else WholeRun)(config, self.total_steps, steps_per_epoch)
+        self.stage = build_stage(config, self.total_steps, steps_per_epoch)
         self.task = parts.task
         self.task.clock = self.monitor.clock
-        self.strategy = prepare(self.task, self.stages.config.prepare, config.dist, parts.precision, self.rank)
+        self.strategy = prepare(self.task, self.stage.config.prepare, config.dist, parts.precision, self.rank)
         precision, lockstep = self.strategy.precision, self.strategy.lockstep_forward
         self.evaluator = Evaluator(self.task, self.rank, precision, lockstep, lambda: self.stop_signals.signal)
         self.average = build_average(config.optim, self.task, config.best.metric)
@@ -68,7 +66,7 @@ class Trainer:
         self.saver = Saver(folder, config.checkpoint, self.rank)
         self.scaled = ScaledSteps(precision, self.saver)
         self.progress = TrainState(Position(epoch_size=self.stream.epoch_size))
-        stages = {"stages": self.stages} if config.stages else {}
+        stages = {"stages": self.stage} if self.stage.changes else {}
         self.read = read_data(parts.deciding_data()) if self.rank.is_main else {}
         records = {name: reading.record() for name, reading in self.read.items()}
         self.state = RunState(
@@ -98,18 +96,18 @@ class Trainer:
 
     def begin_stage(self) -> None:
         """Rebuild whatever depends on the settings of the current stage."""
-        config: RunConfig = self.stages.config
+        config: RunConfig = self.stage.config
         self.task.zero_grad()
         vars(self).pop("optimizer_step", None)  # frees the wrappers of the previous stage
-        self.stream = self.parts.stage_streams.get(self.stages.number, self.parts.stream)
+        self.stream = self.stage.stream(self.parts)
         self.move_to(self.at)
         self.task.loss.set_weights(config.loss)
-        self.monitor.begin_stage(self.stages.start)
+        self.monitor.begin_stage(self.stage.start)
         self.strategy.freeze(config.prepare.freeze)
         self.parameters = [p for p in self.task.parameters() if p.requires_grad]
         self.optimizer = build_optimizer(config.optim, self.task, self.task.groups(), getattr(self, "optimizer", None))
         self.average.follow(self.task, self.optimizer)
-        self.schedule = self.stages.schedule(self.optimizer)
+        self.schedule = self.stage.schedule(self.optimizer)
         self.state.parts |= {"optimizer": self.optimizer, "schedule": self.schedule, "data": self.stream}
         check = step_check(config, self.stream, self.saver, self.state, self.strategy, self.monitor)
         is_fixed = config.dist.reduction == "fixed"
@@ -127,17 +125,6 @@ class Trainer:
             sample,
             self.scaled,
         )
-
-    def next_stage(self) -> None:
-        """Enter the next stage if it is due."""
-        settings, stream = self.stages.config, self.stream
-        if self.stages.advance(self.at):
-            self.begin_stage()
-            if self.stream is not stream:
-                stream.close()
-            news = [change.arrow for change in changes(*map(to_jsonable_python, (settings, self.stages.config)))]
-            logger.info("{} after step {}: {}", self.stages, self.at.step, "; ".join(news) or "no change")
-            self.monitor.recorder.record("stage", step=self.at.step + 1, stage=self.stages.number + 1, changed=news)
 
     def train(self) -> Outcome:
         """Train from the current position to the end of the run, an early stop or a signal."""
@@ -159,7 +146,8 @@ class Trainer:
                 self.evaluate()
             self.run_pending()
             while not self.progress.is_over:
-                self.next_stage()
+                if self.stage.changes:
+                    self.stage.enter_if_due(self)
                 for step in self.stream.epoch(self.at):
                     self.monitor.batch_ready()
                     before, after = self.progress.at, step.global_batch.after
@@ -193,11 +181,11 @@ class Trainer:
         if self.step is None and self.triggers.intervals["pictures"]:
             self.log_pictures(step, sanity_check=True)
         self.step = step
-        if self.config.stages:
-            self.next_stage()
+        if self.stage.changes:
+            self.stage.enter_if_due(self)
         if self.monitor.flops is None:  # the first step of a stage
             self.monitor.flops = self.optimizer_step.flops(step)
-        self.schedule.step(before.step - self.stages.start, self.optimizer_step.rate)
+        self.schedule.step(before.step - self.stage.start, self.optimizer_step.rate)
 
     def log(self, step: Step) -> None:
         """Write a log line and its scalars. Only logged steps wait for the device."""
@@ -242,7 +230,7 @@ class Trainer:
         self.monitor.evaluation("val", self.at, result, key=self.best.config.metric, best=shown)
         value = result.values.get(self.best.config.metric)
         self.schedule.after_validation(value)
-        self.stages.after_validation(value)
+        self.stage.after_validation(value)
         if reason := self.best.reason_to_stop(value):
             logger.info("stopping early: {}", reason)
             self.progress.stop(reason="early_stop")
@@ -330,8 +318,8 @@ class Trainer:
         if not self.config.allow_changes:
             refuse_absent(state)
         report = accept_changes(state, self.state, type(self.config)(), self.config.allow_changes, self.rank)
-        if "stages" in state and self.config.stages:  # first: an optimizer loads the state of its own parameters
-            self.stages.load_state_dict(state["stages"])
+        if "stages" in state and self.stage.changes:  # first: an optimizer loads the state of its own parameters
+            self.stage.load_state_dict(state["stages"])
             self.begin_stage()
         self.progress = TrainState(*self.state.load_state_dict(self.strategy.shard_state(state), path))
         least = self.stream.samples_per_step if self.stream.is_indexed and self.config.loader.drop_last else 1

@@ -25,6 +25,7 @@ from common.model import prepare
 from common.monitor.flops import count_flops
 from common.monitor.log import setup_log
 from common.optim.precision import build_precision
+from common.stage import in_stage
 from common.task import TaskPosition
 from cli.kept import kept_bytes
 from cli.program import run
@@ -41,7 +42,7 @@ class ProfiledTask:
     """
 
     def __init__(self, config: Config, size: int) -> None:
-        first, dist = config.in_stage(0), replace(config.dist, processes=None)
+        first, dist = in_stage(config, 0), replace(config.dist, processes=None)
         rank = find_device(config.gpu_ids, asked=True)
         set_up_process(dist, rank)
         seed = choose_seed(dist, rank)

@@ -162,9 +162,11 @@ def step_check(
     if config.debug.debug_mode:  # anomaly detection names the operation; with it, each step is logged, and so checked
         return None
     bad_steps = part("bad_steps", "guard")
-    if bad_steps is None or not config.optim.bad_steps.is_active:
+    guard: StepGuard | None = None
+    if bad_steps is not None:
+        guard = bad_steps.build(config.optim, stream, saver, state, strategy, monitor)
+    if guard is None:
         return LossCheck(stream, saver, state.rank)
-    guard: StepGuard = bad_steps.Guard(config.optim.bad_steps, stream, saver, state, strategy, monitor)
     state.parts["bad_steps"] = guard
     return guard
 

@@ -17,7 +17,7 @@ from common.data.whereabouts import sample_text
 from common.distributed import from_main, gather_objects, sum_over_ranks
 from common.distributed.buffers import keep_buffers
 from common.progress import Position
-from parts.bad_steps.config import BadStepsConfig
+from parts.bad_steps.config import BadStepsConfig, OptimConfig
 
 _LEAST, _MOST = 20, 100  # steps that a spike is compared with
 _REWOUND = ("optimizer", "ema", "precision")  # if the run has them
@@ -161,3 +161,12 @@ class Guard:
         self.anchor = state.get("anchor", 0)
         self.left_out = state.get("left_out", 0)
         self.last = dict(state.get("last", {}))
+
+
+def build(
+    config: OptimConfig, stream: BatchStream, saver: Saver, state: RunState, strategy: Any, monitor: Any
+) -> Guard | None:
+    """Fill the seat `guard` of a step with this section `optim`; None if only losses and gradients are checked."""
+    if not config.bad_steps.is_active:
+        return None
+    return Guard(config.bad_steps, stream, saver, state, strategy, monitor)

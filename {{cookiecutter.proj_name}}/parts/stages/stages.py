@@ -1,46 +1,37 @@
-"""Stages of a run: settings that hold until a position, or until validation makes no more progress. docs/stages.md."""
+"""The stage that a run is in, the settings that hold in each, and what can be wrong with them."""
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from typing import Annotated, Any
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING, Any
 
-from pydantic import Field
+from loguru import logger
 from pydantic_core import to_jsonable_python
 from torch.optim import Optimizer
 
 from common.base.context import error_context
 from common.base.errors import UserError
 from common.checkpoint.fingerprint import changes
-from common.config import ABSENT, ConfigError, Problem, overlaid, section
+from common.config import ABSENT, ConfigError, Problem, overlaid
+from common.data.loader import BatchStream
 from common.evaluation.loss import measured_losses
+from common.model.prepare import check_patterns
 from common.optim.factors import Plateau
 from common.optim.schedule import Schedule
 from common.progress import Interval, Position
 from common.stage import WholeRun
+from common.task import Parts, Task
+from parts.stages.config import StageConfig
+
+if TYPE_CHECKING:
+    from common.trainer import Trainer
 
 PLATEAU = "plateau"
 # Keys that a stage may change, and those of them that it must not.
 _STAGED = ("optim.*", "loss.*.weight", "loss.*.weight.*", "dataset.train.*", "prepare.freeze")
 _FIXED = ("optim.accumulate", "optim.ema.*", "optim.bad_steps.*")
 _MAY_CHANGE = "a stage may set freeze, lr_scheduler, the weights of losses, dataset.train and most of optim"
-
-
-@section
-class StageConfig:
-    """A stage of training: its keys are laid over those of the run, not over those of the stage before it."""
-
-    until: Annotated[
-        int | float | str | None,
-        Field(description='where in the run it ends: epochs, "2000step", or plateau; null: with the run'),
-    ] = None
-    freeze: Annotated[list[str] | None, Field(description="not trained, besides prepare.freeze")] = None
-    optim: Annotated[dict[str, Any] | None, Field(description="keys of optim")] = None
-    lr_scheduler: Annotated[
-        dict[str, Any] | None, Field(description="keys of optim.lr_scheduler; lengths count from the stage's start")
-    ] = None
-    loss: Annotated[dict[str, Any] | None, Field(description="weights: {CrossEntropyLoss: {weight: 0.5}}")] = None
-    dataset: Annotated[dict[str, Any] | None, Field(description="train: keys of dataset.train")] = None
 
 
 def stage_layers(config: Any, number: int) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -58,10 +49,17 @@ def stage_layers(config: Any, number: int) -> tuple[dict[str, Any], dict[str, An
     return values, {name: part for name, part in over.items() if part}
 
 
+def settings_in(config: Any, number: int) -> Any:
+    """Return the settings that hold in a stage, counted from 0. Raises `ConfigError`."""
+    if not config.stages and not number:
+        return config
+    if number >= len(config.stages):
+        raise UserError(f"the checkpoint is in stage {number + 1}, but the config has {len(config.stages)} stages")
+    return overlaid(type(config), *stage_layers(config, number))
+
+
 def stage_problems(config: Any) -> Iterator[Problem]:
     """Yield the problems of the stages: a wrong end, settings that cannot change during a run, mistakes in settings."""
-    if not config.stages:
-        return
     whole = replace(config, stages=[])
     known = {(problem.key, problem.rule) for problem in _mistakes(whole)}
     for number, stage in enumerate(config.stages):
@@ -70,7 +68,7 @@ def stage_problems(config: Any) -> Iterator[Problem]:
             yield replace(mistake, key=f"{key}.{mistake.key}")
         problems = [problem for problem in _mistakes(config, number) if (problem.key, problem.rule) not in known]
         if not problems and not known:
-            changed = changes(to_jsonable_python(whole), to_jsonable_python(config.in_stage(number)))
+            changed = changes(to_jsonable_python(whole), to_jsonable_python(settings_in(config, number)))
             fixed = [change for change in changed if change.matches(_FIXED) or not change.matches(_STAGED)]
             problems = [Problem(change.key, change.new, "cannot change during a run", _MAY_CHANGE) for change in fixed]
         for mistake in problems:
@@ -115,11 +113,13 @@ def _wrong_end(config: Any, until: int | float | str | None, *, is_last: bool) -
 
 
 class Stages(WholeRun):
-    """The stage that a run is in.
+    """The stage that a run is in: the seat `stage` of a run with several.
 
     Raises:
         UserError: a stage ends before it begins, after the run, or inside an epoch though the training data change.
     """
+
+    changes = True
 
     def __init__(self, config: Any, total_steps: int | None, steps_per_epoch: int | None) -> None:
         super().__init__(config, total_steps, steps_per_epoch)
@@ -139,6 +139,23 @@ class Stages(WholeRun):
 
     def __str__(self) -> str:
         return f"stage {self.number + 1} of {len(self._ends)}"
+
+    def enter_if_due(self, trainer: "Trainer") -> None:
+        """Enter the next stage if it is due, and say what it changes."""
+        settings = to_jsonable_python(self.config)
+        stream = trainer.stream
+        if not self.advance(trainer.at):
+            return
+        trainer.begin_stage()
+        if trainer.stream is not stream:
+            stream.close()
+        news = [change.arrow for change in changes(settings, to_jsonable_python(self.config))]
+        logger.info("{} after step {}: {}", self, trainer.at.step, "; ".join(news) or "no change")
+        trainer.monitor.recorder.record("stage", step=trainer.at.step + 1, stage=self.number + 1, changed=news)
+
+    def stream(self, parts: Parts) -> BatchStream:
+        """Return the training data of this stage."""
+        return parts.stage_streams.get(self.number, parts.stream)
 
     def advance(self, at: Position) -> bool:
         """Enter the stage that is due at a position. Returns whether the stage changed."""
@@ -160,7 +177,7 @@ class Stages(WholeRun):
         for number in range(1, 0 if self.number else len(self._ends)):
             with error_context(lambda number=number: f"in stages[{number}]"):  # type: ignore[misc]
                 start = max(end or 0 for end in self._ends[:number])
-                self._schedule(self._run.in_stage(number).optim, start, self._ends[number], optimizer)
+                self._schedule(settings_in(self._run, number).optim, start, self._ends[number], optimizer)
         return self._schedule(self.config.optim, self.start, self._ends[self.number], optimizer)
 
     def state_dict(self) -> dict[str, Any]:
@@ -175,7 +192,9 @@ class Stages(WholeRun):
         self._plateau.state = dict(state["plateau"])
 
     def _enter(self, number: int, start: int) -> None:
-        self.number, self.start, self.config = number, start, self._run.in_stage(number)
+        self.number = number
+        self.start = start
+        self.config = settings_in(self._run, number)
         schedule = self.config.optim.lr_scheduler
         self._plateau = Plateau(0.0, schedule.patience, schedule.threshold, self._run.best_mode)
 
@@ -188,3 +207,33 @@ class Stages(WholeRun):
     def _changes_data(self, number: int) -> bool:
         """Return whether the training data change at the end of a stage."""
         return any(stage.dataset for stage in self._run.stages[number : number + 2])
+
+
+def check_stages(config: Any, task: Task) -> None:
+    """Raise `UserError` if a pattern of a stage matches no weight, or if a stage leaves nothing to train."""
+    for number in range(len(config.stages)):
+        with error_context(lambda number=number: f"in stages[{number}].freeze"):  # type: ignore[misc]
+            frozen = settings_in(config, number).prepare
+            check_patterns(task, frozen)
+            trained = (name for name, parameter in task.named_parameters() if parameter.requires_grad)
+            if all(any(fnmatchcase(name, pattern) for pattern in frozen.freeze) for name in trained):
+                raise UserError("every parameter is frozen, so there is nothing to train")
+
+
+def build_streams(config: Any, build: Callable[[Any], BatchStream], usual: BatchStream) -> dict[int, BatchStream]:
+    """Build the training data of stages that have their own, by number. Each needs as many samples as `usual`."""
+    streams = {}
+    for number, stage in enumerate(config.stages):
+        if not stage.dataset:
+            continue
+        with error_context(lambda number=number: f"in stages[{number}].dataset"):  # type: ignore[misc]
+            streams[number] = build(settings_in(config, number))
+            size = streams[number].epoch_size
+            if size != usual.epoch_size:
+                raise UserError(f"dataset.train has {size} samples, the run has {usual.epoch_size}: they must match")
+    return streams
+
+
+def kind_of(config: Any) -> type[WholeRun]:
+    """Return what takes the seat `stage` of a run."""
+    return Stages if config.stages else WholeRun

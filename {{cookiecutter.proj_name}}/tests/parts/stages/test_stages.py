@@ -15,7 +15,7 @@ from tests.samples import Classification, Digits
 
 TOWER = ["--model", "{type: tests.small.Tower}"]
 EACH_STEP = ["--progress.epoch_save_checkpoint", "1step", "--checkpoint.keep", "0", "--progress.log_every", "1"]
-CE = "{$REPLACE: true, ce: {type: tests.small.Mortal}, size: {type: tests.test_stages.size, weight: 0.5}}"
+CE = "{$REPLACE: true, ce: {type: tests.small.Mortal}, size: {type: tests.parts.stages.test_stages.size, weight: 0.5}}"
 LOSSES = ["--loss", CE]
 
 
@@ -91,7 +91,7 @@ def test_a_plateau_ends_a_stage(runs: Runs, at: int) -> None:
 @pytest.mark.parametrize("workers", ["0", "2"])
 def test_other_training_data_in_a_stage(runs: Runs, workers: str) -> None:
     """Other arguments of the dataset from the next epoch on; cut before, at and after that."""
-    data = ["--dataset.train", "{type: tests.test_stages.Scaled}", "--num_workers", workers]
+    data = ["--dataset.train", "{type: tests.parts.stages.test_stages.Scaled}", "--num_workers", workers]
     given = [*data, "--stages", DATA]
     folder = runs.train(*resumable("plain", *given), name="uncut")
     uncut = final(folder)
@@ -115,9 +115,15 @@ class Rising(Classification):
 
 def test_the_weight_of_a_loss_changes(runs: Runs) -> None:
     """Between two positions; a loss of the weight 0 is computed and logged; also in evaluation."""
-    losses = "{$REPLACE: true, ce: {type: tests.small.Mortal}, size: {type: tests.test_stages.size}}"
+    losses = "{$REPLACE: true, ce: {type: tests.small.Mortal}, size: {type: tests.parts.stages.test_stages.size}}"
     folder = runs.train(
-        "--task.type", "tests.test_stages.Rising", "--loss", losses, *EACH_STEP, "--progress.epoch_val", "0.2"
+        "--task.type",
+        "tests.parts.stages.test_stages.Rising",
+        "--loss",
+        losses,
+        *EACH_STEP,
+        "--progress.epoch_val",
+        "0.2",
     )
     for event in ("train", "val"):
         steps = []
