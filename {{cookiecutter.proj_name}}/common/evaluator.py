@@ -90,7 +90,8 @@ class Evaluator:
                     raise
             for _ in range(idle):
                 self.measure(loader.sample_batch())
-            if number := max_over_ranks(self.stop_signal(), self.rank):
+            number = max_over_ranks(self.stop_signal(), self.rank)
+            if number:
                 raise EvaluationInterrupted(number)
             losses, samples = seen.losses.means(self.rank)
             total = {name: value for name, value in losses.items() if name == "loss" or value == losses.get("loss")}
@@ -123,7 +124,8 @@ class Evaluator:
 
     def metrics(self, step: Step) -> dict[str, float]:
         """Compute the metrics of a training step over all processes. Every process must call this."""
-        seen, plan = _Pass(self.task, self.rank, 0), step.global_batch
+        seen = _Pass(self.task, self.rank, 0)
+        plan = step.global_batch
         with self._evaluating():
             for batch, size, weight in zip(step.batches, plan.sizes, plan.weights, strict=True):
                 if weight:
@@ -181,7 +183,9 @@ class _Pass:
     """The measurements of a pass over a dataset, so far."""
 
     def __init__(self, task: Task, rank: Rank, max_pictures: int, *, fixed: bool = False) -> None:
-        self.losses, self.metrics, self.batches = LossSums(), task.metric.start(rank), 0
+        self.losses = LossSums()
+        self.metrics = task.metric.start(rank)
+        self.batches = 0
         self.gallery = task.gallery(task, rank, max_pictures, fixed=fixed)
 
 
@@ -202,7 +206,8 @@ def _where(loader: EvaluationLoader, done: int) -> str:
     if done == len(loader.keys):
         return f"{where}, after the last batch"
     _, indices = loader.keys[done]
-    batch, batches = indices[0] // loader.batch_size + 1, -(-loader.size // loader.batch_size)
+    batch = indices[0] // loader.batch_size + 1
+    batches = -(-loader.size // loader.batch_size)
     return f"{where}, batch {batch} of {batches}, samples {indices[0]} to {indices[-1]}"
 
 

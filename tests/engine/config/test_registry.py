@@ -20,7 +20,7 @@ from tests.conftest import PROJECT
 MODEL_FILE = """\
 from pathlib import Path
 from typing import Literal
-from parts import REGISTRY
+from boxes import REGISTRY
 
 
 @REGISTRY.register()
@@ -41,25 +41,25 @@ def make(data_dir, *, loose: "Missing" = 1, **more):
 
 @pytest.fixture
 def registry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Registry]:
-    """A registry that has scanned a package `parts` in a folder of its own."""
+    """A registry that has scanned a package `boxes` in a folder of its own."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     found = Registry("model", provided=("data_dir",))
-    (tmp_path / "parts").mkdir()
-    (tmp_path / "parts" / "__init__.py").write_text("REGISTRY = None\n")
-    importlib.import_module("parts").REGISTRY = found  # type: ignore[attr-defined]
-    write("parts/deep/conv_model.py", MODEL_FILE)
-    write("parts/empty_model.py", "")
-    write("parts/other.py", "raise RuntimeError('not for us')")
-    found.scan("parts", "_model")
+    (tmp_path / "boxes").mkdir()
+    (tmp_path / "boxes" / "__init__.py").write_text("REGISTRY = None\n")
+    importlib.import_module("boxes").REGISTRY = found  # type: ignore[attr-defined]
+    write("boxes/deep/conv_model.py", MODEL_FILE)
+    write("boxes/empty_model.py", "")
+    write("boxes/other.py", "raise RuntimeError('not for us')")
+    found.scan("boxes", "_model")
     table(found)  # the first look-up imports the files
     yield found
-    for name in [name for name in sys.modules if name.partition(".")[0] in ("parts", "outside", "half")]:
+    for name in [name for name in sys.modules if name.partition(".")[0] in ("boxes", "outside", "half")]:
         del sys.modules[name]
 
 
 def look(registry: Registry, suffix: str) -> None:
-    registry.scan("parts", suffix)
+    registry.scan("boxes", suffix)
     table(registry)
 
 
@@ -77,19 +77,19 @@ def test_scan_finds_files_by_suffix_at_any_depth(registry: Registry) -> None:
     """No list of imports to keep; a file that registers nothing is fine, other files are left alone."""
     assert registry.get("Conv").__name__ == "Conv"
     assert registry.get("short").__name__ == "make"
-    assert "parts.other" not in sys.modules
+    assert "boxes.other" not in sys.modules
 
 
 def test_where_a_name_leads(registry: Registry) -> None:
     """File and line, one step from the config to the code; the table shows all with signatures."""
-    assert registry.where("Conv") == "parts/deep/conv_model.py:6"
-    assert registry.where("short") == "parts/deep/conv_model.py:16"
-    assert file_of(registry.get("Conv")) == "parts/deep/conv_model.py:6"
+    assert registry.where("Conv") == "boxes/deep/conv_model.py:6"
+    assert registry.where("short") == "boxes/deep/conv_model.py:16"
+    assert file_of(registry.get("Conv")) == "boxes/deep/conv_model.py:6"
     assert re.search(r"\.py:\d+$", registry.where("json.JSONDecoder"))
     assert file_of(len) == "module builtins"
     lines = table(registry).splitlines()
     assert lines[0] == "model:"
-    assert re.fullmatch(r"  Conv +parts/deep/conv_model.py:6 +\(data_dir, width: int, .*\)", lines[1])
+    assert re.fullmatch(r"  Conv +boxes/deep/conv_model.py:6 +\(data_dir, width: int, .*\)", lines[1])
 
 
 def test_an_unknown_name_says_what_to_do(registry: Registry) -> None:
@@ -97,7 +97,7 @@ def test_an_unknown_name_says_what_to_do(registry: Registry) -> None:
     with pytest.raises(UserError) as caught:
         registry.get("Cnov")
     for piece in ("Cnov", "did you mean Conv?",
-                  "add @MODEL_REGISTRY.register() to a class or function in parts/.../<name>_model.py"):  # fmt: skip
+                  "add @MODEL_REGISTRY.register() to a class or function in boxes/.../<name>_model.py"):  # fmt: skip
         assert piece in str(caught.value)
     with pytest.raises(UserError, match="known: Conv, short"):
         registry.get("xyz")
@@ -105,54 +105,54 @@ def test_an_unknown_name_says_what_to_do(registry: Registry) -> None:
 
 def test_two_of_one_name_are_refused(registry: Registry) -> None:
     """The error names both places; in one file, too."""
-    write("parts/twin_model.py", "from parts import REGISTRY\n\n@REGISTRY.register()\nclass Conv: ...\n")
-    with pytest.raises(UserError, match=r"Conv is used twice, at parts/deep/conv_model.py:6 and parts/twin_model.py:3"):
+    write("boxes/twin_model.py", "from boxes import REGISTRY\n\n@REGISTRY.register()\nclass Conv: ...\n")
+    with pytest.raises(UserError, match=r"Conv is used twice, at boxes/deep/conv_model.py:6 and boxes/twin_model.py:3"):
         look(registry, "twin_model")
     body = "@REGISTRY.register()\nclass Same: ...\n"
-    write("parts/same_model.py", f"from parts import REGISTRY\n{body}{body}")
-    with pytest.raises(UserError, match=r"same_model.py:2 and parts/same_model.py:4"):
+    write("boxes/same_model.py", f"from boxes import REGISTRY\n{body}{body}")
+    with pytest.raises(UserError, match=r"same_model.py:2 and boxes/same_model.py:4"):
         look(registry, "same_model")
 
 
 def test_importing_a_file_again_is_no_duplicate(registry: Registry) -> None:
     """Spawned workers, pickling and `python -m` run a file a second time."""
-    del sys.modules["parts.deep.conv_model"]
+    del sys.modules["boxes.deep.conv_model"]
     look(registry, "_model")
-    exec(compile(Path("parts/deep/conv_model.py").read_text(), "parts/deep/conv_model.py", "exec"), {"__name__": "x"})
+    exec(compile(Path("boxes/deep/conv_model.py").read_text(), "boxes/deep/conv_model.py", "exec"), {"__name__": "x"})
     assert registry.get("Conv").__module__ == "x"
 
 
 @pytest.mark.parametrize(
-    ("text", "pieces"),
+    ("text", "boxes"),
     [
-        ("import os\nimport parts.no_such_thing\n", ["parts/bad_model.py:2", "parts.no_such_thing"]),
-        ("import os\nfrom os import no_such_thing\n", ["parts/bad_model.py:2", "ImportError"]),
-        ("import json.no_such_thing\n", ["parts/bad_model.py:1", "json.no_such_thing"]),
-        ("x = 1\ny = x / 0\n", ["parts/bad_model.py:2", "ZeroDivisionError"]),
-        ("x = 1\ndef f(:\n", ["parts/bad_model.py:2", "SyntaxError"]),
+        ("import os\nimport boxes.no_such_thing\n", ["boxes/bad_model.py:2", "boxes.no_such_thing"]),
+        ("import os\nfrom os import no_such_thing\n", ["boxes/bad_model.py:2", "ImportError"]),
+        ("import json.no_such_thing\n", ["boxes/bad_model.py:1", "json.no_such_thing"]),
+        ("x = 1\ny = x / 0\n", ["boxes/bad_model.py:2", "ZeroDivisionError"]),
+        ("x = 1\ndef f(:\n", ["boxes/bad_model.py:2", "SyntaxError"]),
     ],
 )
-def test_a_file_that_does_not_import_is_named(registry: Registry, text: str, pieces: list[str]) -> None:
+def test_a_file_that_does_not_import_is_named(registry: Registry, text: str, boxes: list[str]) -> None:
     """File and line in the message, and the type of the error."""
-    write("parts/bad_model.py", text)
+    write("boxes/bad_model.py", text)
     with pytest.raises(UserError) as caught:
         look(registry, "bad_model")
-    assert all(piece in str(caught.value) for piece in pieces), caught.value
+    assert all(piece in str(caught.value) for piece in boxes), caught.value
 
 
 def test_a_file_that_needs_a_missing_package_is_left_out(registry: Registry) -> None:
     """Others are found; what it registered before it failed is not; it is named once something is not found."""
-    entry = "from parts import REGISTRY\n@REGISTRY.register()\nclass {}: ...\n"
-    write("parts/a_model.py", "import parts.z_model\n" + entry.format("Half") + "from no_such_thing.deep import x\n")
-    write("parts/b_model.py", "import parts.helper\n")
-    write("parts/helper.py", "import also_missing\n")
-    write("parts/z_model.py", entry.format("Whole"))
+    entry = "from boxes import REGISTRY\n@REGISTRY.register()\nclass {}: ...\n"
+    write("boxes/a_model.py", "import boxes.z_model\n" + entry.format("Half") + "from no_such_thing.deep import x\n")
+    write("boxes/b_model.py", "import boxes.helper\n")
+    write("boxes/helper.py", "import also_missing\n")
+    write("boxes/z_model.py", entry.format("Whole"))
     look(registry, "_model")
     assert registry.get("Whole").__name__ == "Whole"
     assert registry.import_files() == []
     listed = [
-        "parts/a_model.py:5 needs no_such_thing, which is not installed, so the file is skipped",
-        "parts/b_model.py:1 needs also_missing, which is not installed, so the file is skipped",
+        "boxes/a_model.py:5 needs no_such_thing, which is not installed, so the file is skipped",
+        "boxes/b_model.py:1 needs also_missing, which is not installed, so the file is skipped",
     ]
     assert registry.left_out == listed
     assert [line.strip() for line in table(registry).splitlines()[-2:]] == listed
@@ -196,7 +196,7 @@ CHECKS: list[tuple[Any, list[str]]] = [
     ({"type": "Conv", "width": 1, "rate": 1, "size": [1, 2], "where": "x", "kind": "b", "extra": {"a": [1]}}, []),
     ({"type": "Conv", "width": 1, "depth": None}, []),
     ({"type": "short", "anything": 1, "loose": "x"}, []),
-    ({"type": "Conv"}, ["model.width", "is required by Conv (parts/deep/conv_model.py:6)"]),
+    ({"type": "Conv"}, ["model.width", "is required by Conv (boxes/deep/conv_model.py:6)"]),
     ({"type": "Conv", "widht": 1, "width": 1}, ["model.widht=1", "is not an argument of Conv", "did you mean width?"]),
     ({"type": "Conv", "zzz": 1, "width": 1}, ["valid arguments: width, rate, size, where, kind, name, extra, depth"]),
     ({"type": "Conv", "width": "1"}, ["model.width=1", "must be an integer: an argument of Conv"]),
@@ -215,21 +215,21 @@ CHECKS: list[tuple[Any, list[str]]] = [
 ]
 
 
-@pytest.mark.parametrize(("given", "pieces"), CHECKS, ids=[str(given) for given, _ in CHECKS])
-def test_arguments_are_checked_by_signature(registry: Registry, given: Any, pieces: list[str]) -> None:
+@pytest.mark.parametrize(("given", "boxes"), CHECKS, ids=[str(given) for given, _ in CHECKS])
+def test_arguments_are_checked_by_signature(registry: Registry, given: Any, boxes: list[str]) -> None:
     """Unknown, missing, wrongly typed and reserved arguments; nothing is built to find out."""
     found = problems(registry, given)
-    assert len(found) == bool(pieces), found
-    assert all(piece in found[0] for piece in pieces), found
+    assert len(found) == bool(boxes), found
+    assert all(piece in found[0] for piece in boxes), found
     assert registry.get("Conv").built == []  # type: ignore[attr-defined]
 
 
 def test_what_the_program_supplies(registry: Registry) -> None:
     """A registered class must take it; an object at an import path gets it only if it does."""
-    write("parts/lacking_model.py", "from parts import REGISTRY\n\n@REGISTRY.register()\nclass Lacking: ...\n")
+    write("boxes/lacking_model.py", "from boxes import REGISTRY\n\n@REGISTRY.register()\nclass Lacking: ...\n")
     look(registry, "lacking_model")
     assert (
-        "Lacking (parts/lacking_model.py:3) must accept the argument data_dir"
+        "Lacking (boxes/lacking_model.py:3) must accept the argument data_dir"
         in problems(registry, {"type": "Lacking"})[0]
     )
     write("outside.py", "def plain(x): return x\ndef more(x, data_dir): return x, data_dir\n")

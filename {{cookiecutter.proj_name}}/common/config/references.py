@@ -19,9 +19,10 @@ class References:
         problems: values that cannot be read or resolved. They are omitted.
     """
 
-    def __init__(self, tree: Node, schema: type) -> None:
+    def __init__(self, tree: Node) -> None:
         self.problems: list[Problem] = []
-        self._nodes, self._copied, self._schema = dict(by_key(tree)), 0, schema
+        self._nodes = dict(by_key(tree))
+        self._copied = 0
         self._done: dict[str, Node | None] = {}
 
     def resolve(self, node: Node, key: str = "", trail: tuple[str, ...] = ()) -> Node | None:
@@ -34,7 +35,8 @@ class References:
                 try:
                     self._done[key] = self._follow(node, key, trail)
                 except ConfigError as error:
-                    self._done[key], self.problems = None, self.problems + error.problems
+                    self._done[key] = None
+                    self.problems += error.problems
             return self._done[key]
         if isinstance(node.value, dict):
             parts = {name: self.resolve(part, join(key, name), trail) for name, part in node.value.items()}
@@ -58,9 +60,11 @@ class References:
         if key in trail:
             loop = trail[trail.index(key) :]
             first = loop.index(min(loop))
-            path, origin = " -> ".join((*loop[first:], *loop[: first + 1])), self._nodes[loop[first]].origin
+            path = " -> ".join((*loop[first:], *loop[: first + 1]))
+            origin = self._nodes[loop[first]].origin
             raise ConfigError([Problem(loop[first], ABSENT, "the references are circular", path, origin)])
-        places, texts = [node.origin], {}
+        places = [node.origin]
+        texts: dict[str, str] = {}
         for name in references_in(node.value):
             target = self._target(name, (*trail, key))
             if overlapping([name], [other for other, made in self._done.items() if made is None]):
@@ -85,8 +89,11 @@ class References:
         for above, node in list(self._nodes.items()):
             if node.refers and name.startswith((f"{above}.", f"{above}[")):  # a key of a section that is a reference
                 made = self.resolve(node, above, trail)
-                self._nodes |= by_key(made, above) if made else ()
-        return self.resolve(self._nodes[name], name, trail) if name in self._nodes else None
+                if made:
+                    self._nodes.update(by_key(made, above))
+        if name not in self._nodes:
+            return None
+        return self.resolve(self._nodes[name], name, trail)
 
 
 def _hint(name: str, known: Collection[str]) -> str:

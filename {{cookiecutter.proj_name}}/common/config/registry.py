@@ -6,7 +6,7 @@ import pkgutil
 import sys
 import traceback
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -40,9 +40,11 @@ class Registry:
     def __init__(self, kind: str, provided: tuple[str, ...] = (), call: tuple[str, ...] | None = None) -> None:
         self.kind, self.provided, self.call = kind, provided, call
         self.left_out: list[str] = []  # files that need a package which is not installed, and which one
-        self._to_scan, self._broken, self._where_to_add = list[tuple[str, str]](), list[Problem](), "an imported file"
+        self._to_scan: list[tuple[str, str]] = []
+        self._broken: list[Problem] = []
+        self._where_to_add = "an imported file"
         self._entries: dict[str, Callable[..., Any]] = {}
-        self._origins = dict[str, str]()
+        self._origins: dict[str, str] = {}
 
     def register(self, name: str | None = None) -> Callable[[F], F]:
         """Decorator: register a class or function as `name`, by default its own. Using a name twice is an error."""
@@ -139,20 +141,24 @@ class Registry:
             yield Problem(key, section, f"must be a section: the type of the {self.kind}, and its arguments")
             return
         name = section.get("type", default_type)
-        if name is None and (typo := nearest("type", map(str, section))):
-            yield Problem(f"{key}.{typo}", section[typo], "unknown key", f"did you mean {key}.type?")
-            return
+        if name is None:
+            typo = nearest("type", map(str, section))
+            if typo:
+                yield Problem(f"{key}.{typo}", section[typo], "unknown key", f"did you mean {key}.type?")
+                return
         if not isinstance(name, str):
             known = f"one of {', '.join(sorted(self._entries))}"
             yield Problem(f"{key}.type", ABSENT if name is None else name, f"must name a {self.kind}", known)
             return
-        if wrong := self.wrong_name(name, f"{key}.type"):
-            yield wrong if "type" in section else replace(wrong, key=key)
+        wrong = self.wrong_name(name, f"{key}.type" if "type" in section else key)
+        if wrong:
+            yield wrong
             return
         target = self.get(name)
         given = {word: value for word, value in section.items() if word != "type" and word not in ignore}
         provided = self.find_supplied(target, given, mapped)
-        strict, label = target in self._entries.values() or not is_foreign(target), f"{name} ({{}})".format
+        strict = target in self._entries.values() or not is_foreign(target)
+        label = f"{name} ({{}})".format
         yield from check_arguments(target, given, key, lambda: label(file_of(target)), provided, ignore, strict=strict)
 
     def entries(self) -> dict[str, Callable[..., Any]]:
@@ -208,7 +214,9 @@ class Registered(EditorRule):
         """Problems of the name, and of a section's arguments."""
         if isinstance(value, str):
             yield from self.registry.import_files()
-            yield from filter(None, [self.registry.wrong_name(value, key)])
+            wrong = self.registry.wrong_name(value, key)
+            if wrong:
+                yield wrong
         elif value is not None:
             yield from self.registry.check(value, key, ignore=self.ignore)
 
@@ -221,9 +229,13 @@ class RegisteredList:
 
     def check(self, value: Any, key: str) -> Iterator[Problem]:
         """Problems of each name, of its section's arguments, and of the package that a class needs."""
-        for number, item in enumerate(value if isinstance(value, list) else []):
-            below, name = f"{key}[{number}]", item if isinstance(item, str) else item.get("type")
-            problems = list(self.registry.check({} if name is item else item, below, default_type=name))
+        if not isinstance(value, list):
+            return
+        for number, item in enumerate(value):
+            below = f"{key}[{number}]"
+            section = {} if isinstance(item, str) else item
+            name = item if isinstance(item, str) else item.get("type")
+            problems = list(self.registry.check(section, below, default_type=name))
             yield from problems
             package = "" if problems else getattr(self.registry.get(name), "package", "")
             if package and importlib.util.find_spec(package) is None:
@@ -248,8 +260,10 @@ def import_path(name: str) -> Callable[..., Any]:
     try:
         target = pkgutil.resolve_name(name if ":" in name else ":".join(name.rsplit(".", 1)))
     except Exception as error:
-        near = nearest(error.name, dir(error.obj)) if isinstance(error, AttributeError) and error.name else ""
-        hint = "; in another package? give its import path" if near is None else f"; did you mean {near}?" * bool(near)
+        hint = ""
+        if isinstance(error, AttributeError) and error.name:
+            near = nearest(error.name, dir(error.obj))
+            hint = f"; did you mean {near}?" if near else "; in another package? give its import path"
         if isinstance(error, ModuleNotFoundError) and "." not in (error.name or "."):
             hint = f"; is it a package to install? pip install {error.name}"
         raise UserError(f"{name} cannot be imported: {type(error).__name__}: {error}{hint}") from error

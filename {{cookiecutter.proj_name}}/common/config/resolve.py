@@ -54,7 +54,7 @@ def resolve(
     bodies = flatten([find_file("--config", str(path), Path()) for path in files])
     records = [body for path, body in bodies.items() if is_record(path)] + ([stored] if stored else [])
     tree, dropped = Node({}, DEFAULT), list[Problem]()
-    for body in (stored,) if stored else bodies.values():
+    for body in [stored] if stored else bodies.values():
         if body in records:
             body, more = read_record(body, schema)
             dropped += more
@@ -65,7 +65,7 @@ def resolve(
         body.value.pop("$BASE", None)
         tree = complete(merge(tree, body, schema), schema)
     tree = complete(merge(tree, layer_of(keys, schema, tree), schema), schema)
-    references = References(tree, schema)
+    references = References(tree)
     tree = complete(references.resolve(tree) or tree, schema)
     with way_out(records):
         config, origins, warns = check(schema, tree, problems + references.problems)

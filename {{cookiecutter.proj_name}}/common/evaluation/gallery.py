@@ -23,7 +23,10 @@ class Gallery:
     """
 
     def __init__(self, task: Any, rank: Rank, limit: int, *, fixed: bool = False) -> None:
-        self.task, self.rank, self.limit, self.fixed = task, rank, limit, fixed
+        self.task = task
+        self.rank = rank
+        self.limit = limit
+        self.fixed = fixed
         self.pictures: list[Picture] = []
 
     def add(self, output: Any, batch: Any, indices: Sequence[int] | None = None) -> None:
@@ -74,9 +77,12 @@ class WorstFirst(Gallery):
         if len(errors) != len(indices):
             raise UserError(f"sample_errors must give one SampleScore per sample: {len(errors)} for {len(indices)}")
         news = [_Candidate(error, number, row) for row, (error, number) in enumerate(zip(errors, indices, strict=True))]
-        whole, size = (output, batch), len(indices)
-        first = self._first([*self.kept, *news])
-        self.kept = [item if item.sample else item._replace(sample=_copy(whole, item.row, size)) for item in first]
+        kept: list[_Candidate] = []
+        for item in self._first([*self.kept, *news]):
+            if not item.sample:
+                item = item._replace(sample=_copy((output, batch), item.row, len(indices)))
+            kept.append(item)
+        self.kept = kept
 
     def _first(self, candidates: Sequence[_Candidate]) -> list[_Candidate]:
         """Return the first `limit` candidates in the order of showing."""

@@ -133,7 +133,9 @@ class MetricDict:
     """The metrics of one pass. While their methods run, no process group is to be seen: only this class merges."""
 
     def __init__(self, metrics: Mapping[str, Any], inputs: Mapping[str, Inputs], rank: Rank) -> None:
-        self._metrics, self._inputs, self._rank = metrics, inputs, rank
+        self._metrics = metrics
+        self._inputs = inputs
+        self._rank = rank
         self._buffers = {name: SampleBuffer(name) for name in metrics}
 
     def update(self, output: Any, batch: Any, indices: Sequence[int]) -> None:

@@ -19,7 +19,8 @@ def check_names(task: nn.Module) -> None:
     """Raise `UserError` if a part of the model and another part of the task have the same name."""
     names = [name for name, _ in task.named_parameters(remove_duplicate=False)]
     names += [name for name, _ in task.named_buffers(remove_duplicate=False)]
-    if twice := sorted({name for name in names if names.count(name) > 1}):
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
         raise UserError(f"{type(task).__name__} and its model both have a tensor called {twice[0]}; rename one of them")
 
 

@@ -71,22 +71,25 @@ class Meter:
     def read(self) -> Reading:
         """Read the losses up to the last step. Waits for the device."""
         self._collect()
-        recent = list(self._recent)
-        raw = {name: _mean([sum_]) for name, sum_ in (recent[-1] if recent else {}).items()}
-        return Reading(raw, {name: _mean(step[name] for step in recent if name in step) for name in raw})
+        last = self._recent[-1] if self._recent else {}
+        raw = {name: _mean([sum_]) for name, sum_ in last.items()}
+        return Reading(raw, {name: _mean(step[name] for step in self._recent if name in step) for name in raw})
 
     def _collect(self) -> None:
         """Copy the pending losses to the host: one transfer, and one reduction if there are other processes."""
-        pending, self._pending = self._pending, []
+        pending = self._pending
+        self._pending = []
         if not pending:
             return
         steps: dict[int, dict[str, _Sum]] = {}
-        for (step, _, samples), values in zip(pending, to_floats([losses for _, losses, _ in pending]), strict=True):
+        read = to_floats([losses for _, losses, _ in pending])
+        for (step, _, samples), values in zip(pending, read, strict=True):
             sums = steps.setdefault(step, {})
             for name, value in values.items():
                 total, count = sums.get(name, (0.0, 0))
-                # The loss of a process without samples must not count, and may be NaN.
-                sums[name] = (total + value * samples if samples else total, count + samples)
+                if samples:  # the loss of a process without samples must not count, and may be NaN
+                    total += value * samples
+                sums[name] = (total, count + samples)
         self.bad_here = self.bad_here or _first_bad(steps)
         if self._reduce is not None:
             table = torch.tensor([sum_ for sums in steps.values() for sum_ in sums.values()], dtype=torch.float64)
@@ -113,5 +116,8 @@ def _mean(sums: Iterable[_Sum]) -> float:
 
 
 def _first_bad(steps: Mapping[int, Mapping[str, _Sum]]) -> tuple[int, str] | None:
-    sums = ((step, name, total) for step, losses in steps.items() for name, (total, _) in losses.items())
-    return next(((step, name) for step, name, total in sums if not math.isfinite(total)), None)
+    for step, losses in steps.items():
+        for name, (total, _) in losses.items():
+            if not math.isfinite(total):
+                return step, name
+    return None

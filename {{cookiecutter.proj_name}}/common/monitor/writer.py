@@ -78,8 +78,11 @@ class _Channel:
 
     def __init__(self, section: Any, run: WriterRun, texts: Mapping[str, str]) -> None:
         self._section = section
-        self._run, self._texts = run, texts
-        self._failures, self._rests, self._has_warned = 0, False, False
+        self._run = run
+        self._texts = texts
+        self._failures = 0
+        self._rests = False
+        self._has_warned = False
         self.writer: Writer | None = None
 
     def __call__(self, method: str, *arguments: Any) -> None:
@@ -90,11 +93,14 @@ class _Channel:
                 self.writer = WRITER_REGISTRY.build(self._section, run=self._run)
                 for tag, text in self._texts.items():
                     self.writer.text(self._run.resume_step or 0, tag, text)
-                self._run, self._texts = replace(self._run, resume_step=None), {}  # done once
+                self._run = replace(self._run, resume_step=None)  # once
+                self._texts = {}
             getattr(self.writer, method)(*arguments)
             self._failures = 0
         except Exception as error:  # noqa: BLE001 - a user's class and a server can raise anything
-            self._failures, self._rests, self.writer = self._failures + 1, True, None
+            self._failures += 1
+            self._rests = True
+            self.writer = None
             if not self._has_warned:
                 name = self._section if isinstance(self._section, str) else self._section["type"]
                 said = f"writer {name} failed: {type(error).__name__}: {error}"
@@ -109,7 +115,8 @@ class _Channel:
     def begin_again(self, folder: Path) -> None:
         """Close the writer, which is built again in `folder` at its next entry."""
         self.if_built("close", "running")
-        self.writer, self._run = None, replace(self._run, folder=folder)
+        self.writer = None
+        self._run = replace(self._run, folder=folder)
 
 
 class Recorder:
@@ -173,7 +180,8 @@ class Recorder:
     def close(self) -> None:
         """Flush and close; nothing can be written afterwards. Safe to call twice."""
         self._file.close()
-        channels, self._channels = self._channels, []
+        channels = self._channels
+        self._channels = []
         for channel in channels:
             channel.if_built("close", self._state)
 
