@@ -169,9 +169,10 @@ def test_the_reduction_to_the_letter(project: Project) -> None:
 @pytest.mark.full
 def test_the_two_wrong_kernels(project: Project) -> None:
     """What the guide shows of an index out of range and of a missing barrier is what is printed."""
-    for language, text in blocks(split(project.guide, REDUCTION)[0]):
-        if language != "sh":
-            (project.root / FILE.match(text)[1]).write_text(text, encoding="utf-8")
+    for _, text in blocks(split(project.guide, REDUCTION)[0]):
+        found = FILE.match(text)
+        if found is not None:
+            (project.root / found[1]).write_text(text, encoding="utf-8")
     init = project.root / "custom" / "ops" / "__init__.py"
     init.write_text(init.read_text() + 'from custom.ops.rms_norm import rms_norm\n\n__all__ += ["rms_norm"]\n')
     for name, right, wrong in (("scale_exp", "i < count", "i <= count"), ("rms_norm", "__sync", "// __sync")):

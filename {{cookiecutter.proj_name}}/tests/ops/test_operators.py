@@ -1,7 +1,8 @@
 """Each operator against its reference: values, gradients, strides, and all that PyTorch asks of an operator."""
 
+import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +19,21 @@ from custom.ops.scale_exp import operator_backward, reference_backward
 from custom.ops.scale_exp import reference as scale_reference
 
 DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
+DEVICES = ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
 pytestmark = pytest.mark.usefixtures("build_dir")
 
 
+@pytest.fixture(params=DEVICES)
+def device(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Where `values` are: on the CPU, then on a GPU if there is one."""
+    with torch.device(request.param):
+        yield request.param
+
+
 def values(*shape: int, dtype: torch.dtype = torch.float64, seed: int = 0) -> Tensor:
-    return torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)).to(dtype)
+    generator = torch.Generator("cpu").manual_seed(seed)
+    drawn = torch.randn(shape, dtype=torch.float64, generator=generator, device="cpu")
+    return drawn.to(torch.get_default_device(), dtype)
 
 
 # What a tensor can look like in memory. Matrices come first; add_matrix takes no other.
@@ -62,6 +73,7 @@ def agree(
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.usefixtures("device")
 def test_scale_exp_is_its_reference(layout: str, dtype: torch.dtype) -> None:
     """Values and gradients, whatever the shape, the strides and the precision."""
     x = LAYOUTS[layout](dtype, 0)
@@ -73,6 +85,7 @@ def test_scale_exp_is_its_reference(layout: str, dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("layout", MATRICES)
+@pytest.mark.usefixtures("device")
 def test_add_matrix_is_its_reference(layout: str, dtype: torch.dtype) -> None:
     """Also where the two matrices lie differently in memory."""
     a, b = LAYOUTS[layout](dtype, 0), LAYOUTS[layout](dtype, 1)
@@ -82,6 +95,7 @@ def test_add_matrix_is_its_reference(layout: str, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("layout", ["matrix", "transposed", "sliced", "empty"])
+@pytest.mark.usefixtures("device")
 def test_gradients_are_derivatives(layout: str) -> None:
     """First and second derivatives against finite differences, in float64."""
     x, y = (LAYOUTS[layout](torch.float64, seed).requires_grad_() for seed in (0, 1))
@@ -93,6 +107,7 @@ def test_gradients_are_derivatives(layout: str) -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("layout", ["matrix", "transposed", "sliced", "expanded", "empty"])
+@pytest.mark.usefixtures("device")
 def test_pytorch_finds_nothing_wrong(layout: str, dtype: torch.dtype) -> None:
     """Schema, registration of the gradient, shapes without data, and tracing, as PyTorch itself checks them."""
     x, y = (LAYOUTS[layout](dtype, seed).clone(memory_format=torch.preserve_format) for seed in (0, 1))
@@ -102,6 +117,7 @@ def test_pytorch_finds_nothing_wrong(layout: str, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+@pytest.mark.usefixtures("device")
 def test_compiled_without_a_break(backend: str) -> None:
     """torch.compile with fullgraph fails at the first thing it cannot trace."""
 
@@ -139,9 +155,12 @@ def test_bad_input(call: Callable[[], Any], words: str) -> None:
 
 def test_which_kernels_run(build_dir: str) -> None:
     """The compiled ones, if there are any; this test says which all others have used."""
-    built = bool(list(Path(build_dir).glob("*.so")))
+    built = {"CPU": bool(list(Path(build_dir).glob("*.so"))), "CUDA": False}
+    for record in Path(build_dir).glob("*_ops-*.json"):
+        built["CUDA"] = bool(json.loads(record.read_text())["architectures"])
     for name in ("add_matrix", "scale_exp", "scale_exp_backward"):
-        assert torch._C._dispatch_has_kernel_for_dispatch_key(f"custom_ops::{name}", "CPU") == built
+        for key, is_built in built.items():
+            assert torch._C._dispatch_has_kernel_for_dispatch_key(f"custom_ops::{name}", key) == is_built
 
 
 @pytest.mark.skipif("OPS_BUILD_DIR" in os.environ, reason="without a build, in the run above")
