@@ -39,7 +39,7 @@ class Apply(nn.Module):
 
 
 class ToDtype:
-    def __init__(self, dtype: torch.dtype | dict[str, torch.dtype], scale: bool = False) -> None:
+    def __init__(self, dtype: torch.dtype | dict[str, torch.dtype], scale=False, like: Sequence["Apply"] = ()) -> None:
         assert isinstance(dtype, torch.dtype)
         self.dtype = dtype
 
@@ -57,7 +57,7 @@ dataset:
           - {{type: far.ToDtype, dtype: torch.float64}}
           - {{type: far.Erase, value: random}}
       - {{type: far.Erase, value: [0.1]}}
-      - {{type: far.ToDtype, dtype: torch.float32}}
+      - {{type: far.ToDtype, dtype: torch.float32, like: []}}
 """
 
 

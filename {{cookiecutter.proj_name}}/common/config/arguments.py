@@ -122,10 +122,9 @@ def _fit(parameter: inspect.Parameter, value: Any) -> Any:
     if annotation is inspect.Parameter.empty or isinstance(annotation, str):
         return value
     try:
-        adapter, text = TypeAdapter(annotation), json.dumps(value)
-    except (PydanticUserError, NameError, TypeError, AttributeError):
+        fitted = TypeAdapter(annotation).validate_json(json.dumps(value), strict=True)
+    except (PydanticUserError, NameError, TypeError, AttributeError):  # such as a name in quotes inside of a type
         return value
-    fitted = adapter.validate_json(text, strict=True)
     return value if isinstance(fitted, Iterator) else fitted  # for Iterable, pydantic gives a one-pass iterator
 
 

@@ -22,11 +22,11 @@ def versions_of(names: Iterable[str]) -> dict[str, str]:
     for name in sorted(names):
         version: Any
         try:
-            version = metadata.version(name)
+            versions[name] = metadata.version(name)
         except (metadata.PackageNotFoundError, ValueError):
             version = getattr(sys.modules.get(name), "__version__", None)
-        if isinstance(version, str):
-            versions[name] = version
+            if isinstance(version, str):
+                versions[name] = version
     return versions
 
 

@@ -31,7 +31,7 @@ class Unfit(Digits):
         self.how = how
 
     def __getitem__(self, index: int) -> Any:
-        sample = super().__getitem__(index)
+        sample: dict[str, Any] = {**super().__getitem__(index)}
         if self.how == "nested":
             sample["boxes"] = [{"size": 1}]
         if index % 4 != 1:
