@@ -6,6 +6,8 @@ from functools import partial
 
 import torch
 from loguru import logger
+from torch import nn
+from torch.optim import Optimizer
 
 from common.base.context import error_context
 from common.base.files import warn_on_oserror
@@ -16,8 +18,8 @@ from common.checkpoint.folder import CheckpointFolder
 from common.checkpoint.guarantee import accept_changes
 from common.checkpoint.layout import Layout, check_extra_state
 from common.checkpoint.saver import Saver
-from common.checkpoint.state import RunState, load_task
-from common.data.loader import EvaluationLoader, Step
+from common.checkpoint.state import RunState, Stateful, load_task
+from common.data.loader import BatchStream, EvaluationLoader, Step
 from common.data.reading import read_data
 from common.data.whereabouts import whereabouts
 from common.data.workers import stop_waiting_at
@@ -27,16 +29,17 @@ from common.evaluation.best import BestTracker
 from common.evaluator import EvaluationInterrupted, Evaluator, write_evaluation
 from common.failure.signals import StopSignals, exit_code
 from common.fixed_step import FixedStep
-from common.model import check_trained, prepare
+from common.model import Strategy, check_trained, prepare
 from common.monitor.result import SetResult, SplitResult
 from common.monitor.show import Show
 from common.optim import Clip, build_optimizer
-from common.optim.average import build_average
+from common.optim.average import Average, build_average
 from common.optim.gradients import log_gradients
+from common.optim.schedule import Schedule
 from common.progress import Interval, Outcome, Position, TrainState, Triggers, resumed_position, total_steps
 from common.run_context import RunContext
 from common.settings import RunConfig
-from common.stage import build_stage
+from common.stage import WholeRun, build_stage
 from common.step import OptimizerStep
 from common.task import Parts, Task, TaskPosition
 
@@ -44,44 +47,86 @@ from common.task import Parts, Task, TaskPosition
 class Trainer:
     """Trains one task. `progress` holds position and counters, `state` everything else that a checkpoint holds."""
 
+    # Seats: a part in `parts/` may take them. Without one they are empty, and `train` reads the same.
+    stage: WholeRun  # the settings in force: common/stage.py
+    average: Average  # the weights that are evaluated: common/optim/average.py
+
+    # What is trained, how, and on what. A new stage replaces those from `stream` on.
+    task: Task
+    strategy: Strategy  # one process, DDP or FSDP
+    stream: BatchStream  # the order of its samples is a function of seed and epoch
+    parameters: list[nn.Parameter]
+    optimizer: Optimizer
+    schedule: Schedule
+    optimizer_step: OptimizerStep  # with the seat `guard`: common/checkpoint/finite.py
+
+    # When things happen, and results.
+    triggers: Triggers
+    total_steps: int | None
+    evaluator: Evaluator
+    best: BestTracker
+
+    # Where the run is, and what is saved.
+    progress: TrainState
+    step: Step | None  # the latest
+    state: RunState
+    saver: Saver
+
     def __init__(self, config: RunConfig, parts: Parts, run: RunContext) -> None:
-        self.config, self.rank, self.paths, self.monitor = config, run.rank, run.paths, run.monitor
+        self.config = config
         self.run = run
-        self.parts, self.stream, self.val, self.evaluation = parts, parts.stream, parts.val, parts.evaluation
-        self.best = BestTracker(config.best, config.early_stop, config.best_mode)
-        steps_per_epoch = self.stream.steps_per_epoch
-        self.triggers = Triggers(config.progress, self.stream.samples_per_step, steps_per_epoch)
+        self.rank = run.rank
+        self.paths = run.paths
+        self.monitor = run.monitor
         self.stop_signals = StopSignals(self.rank)
         stop_waiting_at(lambda: self.stop_signals.signal)
-        self.total_steps = total_steps(config.progress, steps_per_epoch)
-        self.stage = build_stage(config, self.total_steps, steps_per_epoch)
+
+        self.parts = parts
         self.task = parts.task
         self.task.clock = self.monitor.clock
+        self.stream = parts.stream
+        self.val = parts.val
+        self.evaluation = parts.evaluation
+
+        steps_per_epoch = self.stream.steps_per_epoch
+        self.total_steps = total_steps(config.progress, steps_per_epoch)
+        self.triggers = Triggers(config.progress, self.stream.samples_per_step, steps_per_epoch)
+        self.progress = TrainState(Position(epoch_size=self.stream.epoch_size))
+        self.step = None
+        self.best = BestTracker(config.best, config.early_stop, config.best_mode)
+        self.stage = build_stage(config, self.total_steps, steps_per_epoch)
+
         self.strategy = prepare(self.task, self.stage.config.prepare, config.dist, parts.precision, self.rank)
-        precision, lockstep = self.strategy.precision, self.strategy.lockstep_forward
+        precision = self.strategy.precision
+        lockstep = self.strategy.lockstep_forward
         self.evaluator = Evaluator(self.task, self.rank, precision, lockstep, lambda: self.stop_signals.signal)
         self.average = build_average(config.optim, self.task, config.best.metric)
+        self.monitor.set_peak(precision.mode, self.task.unit)
+
         keep_every = Interval.parse(config.checkpoint.keep_every, "step").in_steps(steps_per_epoch)
         folder = CheckpointFolder(self.paths.checkpoints, config.checkpoint.keep, keep_every)
         self.saver = Saver(folder, config.checkpoint, self.rank)
         self.scaled = ScaledSteps(precision, self.saver)
-        self.progress = TrainState(Position(epoch_size=self.stream.epoch_size))
-        stages = {"stages": self.stage} if self.stage.changes else {}
         self.read = read_data(parts.deciding_data()) if self.rank.is_main else {}
         records = {name: reading.record() for name, reading in self.read.items()}
+        # `begin_stage` adds optimizer, schedule and data, which a stage replaces.
+        saved: dict[str, Stateful] = {"ema": self.average, "precision": precision, "best": self.best}
+        if self.stage.changes:
+            saved["stages"] = self.stage
         self.state = RunState(
             self.task,
-            {"ema": self.average, "precision": precision, "best": self.best, **stages},
+            saved,
             rank=self.rank,
             fingerprint=fingerprint(self.rank, self.stream, run.seed, self.strategy.about, records),
             about={"config": run.values, "seed": run.seed, "lengths": [self.total_steps, steps_per_epoch]},
             keep_frozen=config.checkpoint.frozen,
         )
-        self.register_state = self.state.register
-        self.monitor.set_peak(precision.mode, self.task.unit)
-        self.step: Step | None = None  # the latest step
         self.begin_stage()
         set_seed(mix(run.seed, self.rank.rank))  # from here on, each rank draws different random numbers (dropout)
+
+    def register_state(self, name: str, part: Stateful) -> None:
+        """Save `part` with the run: for plugins."""
+        self.state.register(name, part)
 
     @property
     def at(self) -> Position:
@@ -94,21 +139,27 @@ class Trainer:
         position = TaskPosition(at.step, at.epoch, self.total_steps, self.stream.steps_per_epoch)
         object.__setattr__(self.task.loss, "at", position)  # as `Task.at`; nn.Module's own takes 2 us, in each step
 
-    def begin_stage(self) -> None:
-        """Rebuild whatever depends on the settings of the current stage."""
+    def change_stage(self) -> None:
+        """Begin another stage: its optimizer takes over what it can from the one before."""
+        self.optimizer_step.updates.clear()  # frees their wrappers
+        self.begin_stage(self.optimizer)
+
+    def begin_stage(self, earlier: Optimizer | None = None) -> None:
+        """Build whatever depends on the settings of the current stage."""
         config: RunConfig = self.stage.config
         self.task.zero_grad()
-        vars(self).pop("optimizer_step", None)  # frees the wrappers of the previous stage
         self.stream = self.stage.stream(self.parts)
         self.move_to(self.at)
         self.task.loss.set_weights(config.loss)
         self.monitor.begin_stage(self.stage.start)
         self.strategy.freeze(config.prepare.freeze)
         self.parameters = [p for p in self.task.parameters() if p.requires_grad]
-        self.optimizer = build_optimizer(config.optim, self.task, self.task.groups(), getattr(self, "optimizer", None))
+        self.optimizer = build_optimizer(config.optim, self.task, self.task.groups(), earlier)
         self.average.follow(self.task, self.optimizer)
         self.schedule = self.stage.schedule(self.optimizer)
-        self.state.parts |= {"optimizer": self.optimizer, "schedule": self.schedule, "data": self.stream}
+        self.state.parts["optimizer"] = self.optimizer
+        self.state.parts["schedule"] = self.schedule
+        self.state.parts["data"] = self.stream
         check = step_check(config, self.stream, self.saver, self.state, self.strategy, self.monitor)
         is_fixed = config.dist.reduction == "fixed"
         full = config.prepare.compile.enabled or is_fixed
@@ -150,7 +201,8 @@ class Trainer:
                     self.stage.enter_if_due(self)
                 for step in self.stream.epoch(self.at):
                     self.monitor.batch_ready()
-                    before, after = self.progress.at, step.global_batch.after
+                    before = self.progress.at
+                    after = step.global_batch.after
                     self.begin_step(step, before)
                     taken = self.optimizer_step(step, before)  # forward, backward, optimizer: common/step.py
                     if taken and self.average.is_active:
@@ -162,11 +214,15 @@ class Trainer:
                         self.log(step)
                     if due.pictures:
                         self.log_pictures(step)
-                    is_best = due.validate and self.validate()
+                    is_best = False
+                    if due.validate:  # every process, each its share
+                        is_best = self.validate()
                     if due.evaluate:
                         self.evaluate()
-                    decision = self.stop_signals.sync(self.saver.is_overdue(self.config.progress.save_time))
-                    if (planned := is_best or due.save_latest or due.save_numbered) or decision.save:
+                    is_overdue = self.saver.is_overdue(self.config.progress.save_time)
+                    decision = self.stop_signals.sync(is_overdue)  # every process: all decide alike
+                    planned = is_best or due.save_latest or due.save_numbered
+                    if planned or decision.save:
                         self.save(best=is_best, numbered=due.save_numbered, planned=planned)
                     if due.is_last or decision.stop:
                         self.progress.stop(signal=decision.stop, reason="finished" if due.is_last else "")
@@ -209,8 +265,10 @@ class Trainer:
         """
         if isinstance(self.optimizer_step.check, LossCheck):
             self.optimizer_step.check.finish()
-        if self.monitor.meter.first_bad_step() and (bad := self.monitor.meter.bad_here):
-            raise bad_loss(bad[0], self.stream, self.saver, self.rank, bad[1])
+        is_bad = self.monitor.meter.first_bad_step()  # every process
+        if is_bad and self.monitor.meter.bad_here:
+            step, name = self.monitor.meter.bad_here
+            raise bad_loss(step, self.stream, self.saver, self.rank, name)
 
     def log_pictures(self, step: Step, *, sanity_check: bool = False) -> None:
         """Log pictures of the last training batch, with the current output; a sanity check only draws them."""
@@ -222,7 +280,8 @@ class Trainer:
         """Evaluate on the validation data. Returns whether the result is the best so far."""
         self.check_losses()
         pictures = self.config.progress.max_samples_val if self.config.progress.save_progress_val else 0
-        if (result := self.run_evaluation("val", self.val, pictures)) is None:
+        result = self.run_evaluation("val", self.val, pictures)
+        if result is None:
             return False
         self.progress.values = result.values
         is_best = self.best.update(result.values, self.at.step)
@@ -231,14 +290,16 @@ class Trainer:
         value = result.values.get(self.best.config.metric)
         self.schedule.after_validation(value)
         self.stage.after_validation(value)
-        if reason := self.best.reason_to_stop(value):
+        reason = self.best.reason_to_stop(value)
+        if reason:
             logger.info("stopping early: {}", reason)
             self.progress.stop(reason="early_stop")
         return is_best
 
     def evaluate(self) -> None:
         """Evaluate on the evaluation data, and write numbers and pictures to the run's eval folder."""
-        if (result := self.run_evaluation("eval", self.evaluation, self.config.progress.max_samples_eval)) is None:
+        result = self.run_evaluation("eval", self.evaluation, self.config.progress.max_samples_eval)
+        if result is None:
             return
         self.monitor.evaluation("eval", self.at, result)
         if self.rank.is_main:
@@ -250,7 +311,8 @@ class Trainer:
         if not sets:
             return None
         self.state.differing_buffers()  # warns of them, before rank 0's replace the others
-        result, all_sets = None, dict[str, SetResult]()
+        result = None
+        all_sets: dict[str, SetResult] = {}
         try:
             for prefix, weights in self.average.versions(self.task):
                 limit = 0 if prefix else pictures
@@ -268,7 +330,8 @@ class Trainer:
 
     def run_pending(self) -> None:
         """Run the evaluations that a signal interrupted, and save if there were any."""
-        pending, self.progress.pending = self.progress.pending, set()
+        pending = self.progress.pending
+        self.progress.pending = set()
         is_best = "val" in pending and self.validate()
         if "eval" in pending:
             self.evaluate()
@@ -278,7 +341,8 @@ class Trainer:
     def save(self, *, best: bool = False, numbered: bool = False, planned: bool = False) -> None:
         """Save `latest.pt`, and `best.pt` / `step_*.pt` if requested; all must call it. `planned`: not for a signal."""
         self.check_losses()
-        if max_over_ranks(int(not are_finite(self.parameters)), self.rank):  # a finite loss can have a NaN gradient
+        is_bad = not are_finite(self.parameters)  # a finite loss can have a NaN gradient
+        if max_over_ranks(int(is_bad), self.rank):  # every process
             raise not_finite(f"weights are not finite numbers after step {self.at.step}", self.saver)
         if planned and self.optimizer_step.guard is not None:
             self.optimizer_step.guard.saved(self.at.step)
@@ -307,7 +371,8 @@ class Trainer:
         self.state.layout = Layout(self.task)  # again: plugins may have added to the task
         if run.checkpoint is None:
             return
-        path, state = run.checkpoint.path, dict(run.checkpoint.state)
+        path = run.checkpoint.path
+        state = dict(run.checkpoint.state)
         run.checkpoint.state.clear()  # as long as its tensors are in use, its file keeps its space on the disk
         if run.only_weights:
             state.pop("optimizer")
@@ -320,14 +385,16 @@ class Trainer:
         report = accept_changes(state, self.state, type(self.config)(), self.config.allow_changes, self.rank)
         if "stages" in state and self.stage.changes:  # first: an optimizer loads the state of its own parameters
             self.stage.load_state_dict(state["stages"])
-            self.begin_stage()
+            self.change_stage()
         self.progress = TrainState(*self.state.load_state_dict(self.strategy.shard_state(state), path))
         least = self.stream.samples_per_step if self.stream.is_indexed and self.config.loader.drop_last else 1
-        self.move_to(at := resumed_position(self.at, self.stream.epoch_size, least))
+        at = resumed_position(self.at, self.stream.epoch_size, least)
+        self.move_to(at)
         self.saver.saved_step, self.saver.folder.source = at.step, path
         logger.info("resuming {} after epoch {}, sample {}, step {}", path, at.epoch, at.sample, at.step)
         logger.info("{}", report)
         self.progress.stop_reason = "finished" if self.triggers.is_over(at) else ""
-        if reason := self.best.reason_to_stop(self.progress.values.get(self.best.config.metric)):
+        reason = self.best.reason_to_stop(self.progress.values.get(self.best.config.metric))
+        if reason:
             logger.info("this run stopped early here: {}; to continue training, change that setting", reason)
             self.progress.stop_reason = "early_stop"

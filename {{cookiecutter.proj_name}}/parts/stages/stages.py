@@ -146,7 +146,7 @@ class Stages(WholeRun):
         stream = trainer.stream
         if not self.advance(trainer.at):
             return
-        trainer.begin_stage()
+        trainer.change_stage()
         if trainer.stream is not stream:
             stream.close()
         news = [change.arrow for change in changes(settings, to_jsonable_python(self.config))]
