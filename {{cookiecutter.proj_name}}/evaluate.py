@@ -25,9 +25,9 @@ from common.monitor.log import logger, setup_log
 from common.monitor.result import SetResult, SplitResult
 from common.monitor.writer import drop_duplicate_loss
 from common.run.paths import PROJECT
-from cli.advice import explain_errors
 from cli.command_line import parse
 from cli.evaluation_folder import EvalConfig, error_files, eval_dir
+from cli.program import explained
 from cli.stored_config import drop_stored_launch_options, stored_config
 from cli.trained import load_task
 
@@ -52,7 +52,7 @@ def main(argv: list[str]) -> int:
     set_up_process(config.dist, rank)
     path = best_in(without_tilde(config.model_pt or which_checkpoint(), "model_pt"))
     folder = eval_dir(config.dir, path, config.split, PROJECT)
-    with distributed_run(rank, config.dist, resolved.values) as rank, error_files(rank, folder), explain_errors():
+    with distributed_run(rank, config.dist, resolved.values) as rank, error_files(rank, folder), explained():
         for text in resolved.warnings if rank.is_main else ():
             logger.warning("{}", text)
         text = evaluate(config, path, folder, rank)

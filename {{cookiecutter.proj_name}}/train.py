@@ -14,9 +14,7 @@ from common.monitor.profile import record_profile
 from common.run.paths import PROJECT
 from common.run_context import managed_run
 from common.trainer import Trainer
-from cli.advice import explain_errors
-from cli.data_record import data_record
-from cli.job_script import write_job_script
+from cli.program import around, explained
 from cli.stored_config import train_config
 from cli.summary import log_end, log_start
 
@@ -29,22 +27,22 @@ def main(argv: list[str]) -> int:
     code = distributed.spawn(config.gpu_ids, config.dist, command)
     if code is not None:  # this process only started the ones that train
         return code
-    with managed_run(config, resolved, command, PROJECT) as run, explain_errors():
+    with managed_run(config, resolved, command, PROJECT) as run, explained():
         parts = build_parts(config, run.rank, run.seed, first_weights=run.needs_first_weights)
         run.open()  # after building: an error there leaves an earlier run of this name in place
-        write_job_script(run)
         trainer = Trainer(config, parts, run)
         for name in config.plugins:
             import_path(name)(trainer)
         trainer.restore(run)
         log_start(config, trainer, run)
-        try:
-            with data_record(run, trainer), record_profile(config.profile, run.paths.root, run.monitor, run.rank):
-                outcome = trainer.train()
-        except KeyboardInterrupt:
-            log_end(trainer, None)
-            raise
-        run.end(outcome)
+        with around(run, trainer):
+            try:
+                with record_profile(config.profile, run.paths.root, run.monitor, run.rank):
+                    outcome = trainer.train()
+            except KeyboardInterrupt:
+                log_end(trainer, None)
+                raise
+            run.end(outcome)
         log_end(trainer, outcome)
     return outcome.exit_code
 

@@ -1,7 +1,5 @@
 """The first and last lines of a run's log: its parts and intervals; its results."""
 
-import pkgutil
-import shlex
 from collections.abc import Mapping
 from datetime import timedelta
 from time import perf_counter
@@ -41,9 +39,6 @@ def log_start(config: Config, trainer: Trainer, run: RunContext) -> None:
     total = sum(p.numel() for p in parameters)
     trainable = sum(p.numel() for p in parameters if p.requires_grad)
     logger.info("{}, seed {}, run folder {}", run.rank, run.seed, run.paths.root)
-    if trainer.at.step:
-        file = shlex.quote(shown_path(run.paths.config_file))
-        logger.info("to try such a resume on your own code: python -m tools.check --config {}", file)
     chosen = {TASK_REGISTRY: {config.task["type"]: None}, MODEL_REGISTRY: {config.model["type"]: None}}
     for registry, sections in {**chosen, LOSS_REGISTRY: config.loss, METRIC_REGISTRY: config.metric}.items():
         for key, part in (sections or {}).items():
@@ -101,14 +96,12 @@ def log_data(name: str, section: Mapping[str, Any], dataset: Any) -> None:
 
 
 def log_end(trainer: Trainer, outcome: Outcome | None) -> None:
-    """Write the report of a complete run; log its results.
+    """Log the results of a run.
 
     `outcome`: None after a second Ctrl-C.
     """
     if not trainer.rank.is_main:
         return
-    if outcome is not None and not outcome.exit_code:  # a job that was stopped has no time for it
-        pkgutil.resolve_name("tools.runs.report:write_report")(trainer.paths.root)
     logger.info("{}", summary(trainer, outcome))
 
 

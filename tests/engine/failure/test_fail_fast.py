@@ -28,7 +28,7 @@ from common.failure.report import Failure, describe
 from common.monitor.writer import Writer, WriterRun
 from common.progress import Position
 from common.trainer import Trainer
-from cli.advice import explain_errors
+from parts.advice.explain import explain
 from tests.conftest import ENVIRONMENT, PROJECT, Runs, run
 from tests.ranks import SOON, Ended, failed, start_ranks
 
@@ -539,14 +539,14 @@ def test_where_an_error_happened() -> None:
 )
 def test_hints(error: Exception, helps: str) -> None:
     """What helps against errors whose own text does not name the cause or the setting."""
-    with pytest.raises(type(error)) as raised, explain_errors():
+    with pytest.raises(type(error)) as raised, explain():
         raise error
     assert helps in describe(raised.value, Rank(world_size=2)).text()
 
 
 def test_advice_follows_the_message_alone() -> None:
     """Not the line of code; and a single process waits for no other."""
-    with pytest.raises(ValueError, match="wrong") as raised, explain_errors():
+    with pytest.raises(ValueError, match="wrong") as raised, explain():
         raise ValueError("wrong")  # out of memory
     assert "batch_size" not in describe(raised.value, Rank()).text()
     assert "dist.timeout" not in describe(TimeoutError("timed out"), Rank()).text()

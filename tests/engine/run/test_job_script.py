@@ -10,7 +10,7 @@ import pytest
 from common.run import git as run_git
 from common.run.paths import DirConfig, RunPaths
 from tests.conftest import TRAIN
-from tests.run.test_job_script import git, one_of, open_
+from tests.parts.job_script.test_job_script import git, one_of, open_
 
 
 def test_git_state_is_recorded_and_can_be_restored(project):

@@ -162,7 +162,7 @@ def test_a_folder_that_was_deleted(tmp_path: Path) -> None:
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="Python 3.10 has no -P")
 def test_python_that_leaves_out_the_folder_of_the_script(flag: str) -> None:
     environment = {name: value for name, value in ENVIRONMENT.items() if name != "PYTHONPATH"}
-    for program in ("train.py", "evaluate.py", "predict.py"):
+    for program in map(str, PROJECT.glob("*.py")):
         assert run([sys.executable, flag, program, "--help"], env=environment).returncode == 0
 
 

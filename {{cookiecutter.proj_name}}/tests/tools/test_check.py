@@ -22,7 +22,7 @@ from tools.check.checks import mixes_samples
 from tools.check.lab import Lab, NotApplicable
 from tools.check.places import places
 
-# What to check: make check CONFIG="configs/one.yaml configs/two.yaml"
+# What to check: CHECK_CONFIG="configs/one.yaml configs/two.yaml"
 MODULE = "tests.tools.test_check"
 CONFIGS = os.environ.get("CHECK_CONFIG", "configs/default.yaml").split()
 
@@ -100,7 +100,6 @@ COUNTING = ["--dataset.train", f"{{type: {MODULE}.Counting}}"]
 
 
 @pytest.mark.slow
-@pytest.mark.check
 @pytest.mark.parametrize("config", CONFIGS)
 def test_the_guarantees_hold(config: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert tool.main(["--config", config]) == 0, capsys.readouterr().out

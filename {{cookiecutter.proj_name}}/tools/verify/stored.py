@@ -25,8 +25,8 @@ from common.run.lock import is_held
 from common.run.metrics import read_metrics
 from common.run.paths import RunPaths
 from common.run.record import read_attempts
-from cli.data_record import RECORD, changed_samples
 from cli.trained import config_in, find_device
+from tools.verify.around import RECORD, changed_samples
 from custom.config import Config
 
 _WITHOUT_EFFECT = tuple({*SAFE} - {*MEASURING, "plugins"})

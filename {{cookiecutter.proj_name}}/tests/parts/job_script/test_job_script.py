@@ -9,7 +9,7 @@ from common.distributed import Rank
 from common.run.folder import OpenRun, open_run
 from common.run.paths import DirConfig, RunPaths
 from common.run.record import describe_start
-from cli.job_script import job_script
+from parts.job_script.around import job_script
 from tests.conftest import TRAIN, Runs
 
 

@@ -4,12 +4,15 @@ import os
 import re
 import shlex
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from common.base.files import warn_on_oserror, write_text
 from common.run.git import is_copy
 from common.run_context import RunContext
+from common.trainer import Trainer
 
 _SCRIPT = """\
 #!/bin/sh
@@ -37,8 +40,15 @@ fi
 """
 
 
+@contextmanager
+def around(run: RunContext, trainer: Trainer) -> Iterator[None]:
+    """Write `job.sh` to the folder of a run before it trains. A resume keeps the first one."""
+    write_job_script(run)
+    yield
+
+
 def write_job_script(run: RunContext) -> None:
-    """Write `job.sh` to the folder of a run that was just opened. A resume keeps the first one."""
+    """Write `job.sh` to the folder of a run, unless it has one."""
     if run.folder is None or run.paths.job_file.exists():
         return
     script = job_script(run.paths.root, run.project, run.folder.record, run.config.gpu_ids not in (-1, [-1]))

@@ -20,11 +20,11 @@ from common.config.names import join_names
 from common.failure.program import TrainingError
 from common.failure.report import HINT
 from common.task import Task
-from cli.advice_texts import ADVICE, BROADCAST
+from parts.advice.texts import ADVICE, BROADCAST
 
 
 @contextmanager
-def explain_errors() -> Iterator[None]:
+def explain() -> Iterator[None]:
     """Add the contents of the batch, and advice, to errors raised in the block. A wrong label is a `TrainingError`."""
     try:
         with warnings.catch_warnings():

@@ -72,11 +72,11 @@ class WrongMetric(Share):
 
 
 def model(how: str) -> list[str]:
-    return ["--model", f"{{type: tests.failure.test_advice.WrongModel, how: {how}}}"]
+    return ["--model", f"{{type: tests.parts.advice.test_advice.WrongModel, how: {how}}}"]
 
 
 def data(how: str, split: str) -> list[str]:
-    words = [f"--dataset.{split}", f"{{type: tests.failure.test_advice.WrongDigits, how: {how}}}"]
+    words = [f"--dataset.{split}", f"{{type: tests.parts.advice.test_advice.WrongDigits, how: {how}}}"]
     return [*words, "--dataset.val", "null"] if split == "train" else words
 
 
@@ -90,7 +90,7 @@ CASES: list[tuple[list[str], int, list[str]]] = [
     (model("in place"), 1, ["x = x + y; --debug shows"]),
     (data("tuple", "val"), 1, ["the batch: a list of 2 (float32", "a sample is a dict", "{type: Named, names: [image"]),
     (data("key", "val"), 1, ["image float32 (160, 1, 8, 8), target int64 (160,)", "the keys are listed above"]),
-    (["--metric", "{x: {type: tests.failure.test_advice.WrongMetric}}"], 1, ["'preds'", "the output: logits float32"]),
+    (["--metric", "{x: {type: tests.parts.advice.test_advice.WrongMetric}}"], 1, ["'preds'", "output: logits float32"]),
     (data("float label", "val"), 1, ["label float32 (160,)", "class labels must be of type int64"]),
     (data("label in a list", "val"), 1, ["label int64 (160, 1)", "each label must be a single number: return"]),
     (data("double", "val"), 1, ["image float64", "not have the dtype of the weights (float32)"]),

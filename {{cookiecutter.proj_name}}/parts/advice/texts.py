@@ -1,4 +1,4 @@
-"""Advice by patterns of errors. Add your own: `cli/advice.py` shows the first one that matches."""
+"""Advice by patterns of errors. Add your own: `explain.py` shows the first one that matches."""
 
 # torch's warning for a target (B,) and a prediction (B, 1), or the other way round; not for a single sample.
 BROADCAST = (

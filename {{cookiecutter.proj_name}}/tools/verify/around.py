@@ -23,7 +23,7 @@ _PATIENCE_S = 10.0  # how long the end of a training waits for the record
 
 
 @contextmanager
-def data_record(run: RunContext, trainer: Trainer) -> Iterator[None]:
+def around(run: RunContext, trainer: Trainer) -> Iterator[None]:
     """Write the record while the block trains, in another process. A resume keeps the first one."""
     file = run.paths.root / RECORD
     readable = [name for name, reading in trainer.read.items() if not reading.unread and not reading.varies]

@@ -1,0 +1,1 @@
+"""Advice on frequent errors, below their tracebacks; texts.py has the advice."""

@@ -1,0 +1,1 @@
+"""job.sh in the folder of each run, which repeats it."""
