@@ -118,7 +118,8 @@ def build_stream(config: RunConfig, rank: Rank, seed: int) -> BatchStream:
             seed=seed,
             limit=config.debug.max_samples,
         )
-    is_fixed, accumulate = config.dist.reduction == "fixed", config.optim.accumulate
+    is_fixed = config.dist.reduction == "fixed"
+    accumulate = config.optim.accumulate
     order = EpochOrder(config.loader.order, dataset, seed)
     check_same({"its first samples": order(0)[:8].tolist()}, rank, "has a different loader.order than rank 0")
     plan = EpochPlan(

@@ -98,8 +98,9 @@ def _check_one(
         _fit(parameter, value)
     except ValidationError as error:
         rule = rule_of(error.errors(include_url=False))
-        number = isinstance(value, (bool, int, float)) and admits(parameter.annotation, str)
-        hint = "put it in quotes" if number else "" if strict else _AS_IT_IS
+        hint = "" if strict else _AS_IT_IS
+        if isinstance(value, (bool, int, float)) and admits(parameter.annotation, str):
+            hint = "put it in quotes"
         yield Problem(key, value, f"{rule}: an argument of {label()}", hint, warns=not strict)
     else:
         if value is not None:

@@ -81,14 +81,17 @@ def rule_of(errors: Sequence[ErrorDetails]) -> str:
 
 def shorten(value: Any, width: int = 60) -> str:
     """`value` as YAML would write it on one line, cut to `width` characters."""
-    words = {None: "null", True: "true", False: "false"}
-    text = words[value] if value is None or isinstance(value, bool) else repr(value)
+    text = repr(value)
+    if value is None or isinstance(value, bool):
+        text = {None: "null", True: "true", False: "false"}[value]
     return text if len(text) <= width else f"{text[: width - 4]} ..."
 
 
 def join(key: str, part: str | int) -> str:
     """Return the dotted key of the item at a key or index of the value at `key`."""
-    return f"{key}[{part}]" if isinstance(part, int) else f"{key}.{part}".removeprefix(".")
+    if isinstance(part, int):
+        return f"{key}[{part}]"
+    return f"{key}.{part}".removeprefix(".")
 
 
 def overlapping(keys: Collection[str], others: Collection[str]) -> list[str]:
@@ -104,4 +107,6 @@ def _is_within(key: str, above: str) -> bool:
 def shown_path(path: str | Path) -> str:
     """`path` as a person would type it: relative to the working directory when below it."""
     full = Path(os.path.abspath(path))  # `resolve` would follow links and show a name that was not typed
-    return str(full.relative_to(Path.cwd())) if full.is_relative_to(Path.cwd()) else str(full)
+    if full.is_relative_to(Path.cwd()):
+        full = full.relative_to(Path.cwd())
+    return str(full)

@@ -51,7 +51,8 @@ class SharedBuffers:
     """
 
     def __init__(self, task: nn.Module, rank: Rank) -> None:
-        self._rank, self.kinds = rank, buffer_kinds(task)
+        self._rank = rank
+        self.kinds = buffer_kinds(task)
         kinds = [(self.kinds.get(name), module, attribute) for name, module, attribute, _ in named_buffers(task)]
         self._shared = [item for item in kinds if item[0] in ("sum", "gather")]
         self._before: list[Tensor] = []
@@ -121,7 +122,8 @@ def share_buffers(model: nn.Module, rank: Rank) -> None:
     if rank.is_single_process:
         return
     declared = buffer_kinds(model)
-    if buffers := [buffer.detach() for name, buffer in model.named_buffers() if name not in declared]:
+    buffers = [buffer.detach() for name, buffer in model.named_buffers() if name not in declared]
+    if buffers:
         # As in DDP: many buffers per broadcast, 25 MB at a time.
         dist._broadcast_coalesced(dist.group.WORLD, buffers, 25 << 20, 0)  # type: ignore[attr-defined, arg-type]
 

@@ -111,7 +111,8 @@ def _open_store(rank: Rank, timeout: int) -> Store:
 
 def _connect(rank: Rank, within: float, timeout: int) -> Store:
     """Connect to the store of rank 0, or open it there, `within` so many seconds; `timeout`: of what follows."""
-    serves, limit = rank.is_main and not rank.launcher_hosts_store, timedelta(seconds=within)
+    serves = rank.is_main and not rank.launcher_hosts_store
+    limit = timedelta(seconds=within)
     store = TCPStore(rank.address, rank.port, is_master=serves, timeout=limit, wait_for_workers=False)
     store.set_timeout(timedelta(seconds=timeout))
     return store

@@ -31,7 +31,9 @@ def choose_seed(config: DistConfig, rank: Rank, drawn: int | None = None) -> int
     """Return the configured seed; without one, `drawn` (by the run earlier), or a new one drawn on rank 0."""
     if config.random_seed is not None:
         return config.random_seed
-    return from_main(secrets.randbelow(2**31), rank) if drawn is None else drawn
+    if drawn is not None:
+        return drawn
+    return from_main(secrets.randbelow(2**31), rank)
 
 
 def set_seed(seed: int) -> None:

@@ -13,7 +13,9 @@ def is_sharded(value: Any) -> bool:
 
 def local(tensor: Tensor) -> Tensor:
     """This process' part of a sharded tensor, in the same memory; any other tensor unchanged."""
-    return tensor.to_local() if is_sharded(tensor) else tensor  # type: ignore[attr-defined]
+    if is_sharded(tensor):
+        return tensor.to_local()  # type: ignore[attr-defined]
+    return tensor
 
 
 def norm_over_shards(norm: Tensor, like: Any) -> Tensor:

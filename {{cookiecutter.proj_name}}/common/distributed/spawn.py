@@ -76,7 +76,9 @@ def spawn(gpu_ids: GpuIds, config: DistConfig, argv: Sequence[str]) -> int | Non
 def _interpreter_flags() -> list[str]:
     """Python's own options, such as -u, -O or -X dev: the words before the program; none of `python -m`."""
     words = sys.orig_argv[1:]
-    flags = words[: words.index(sys.argv[0])] if sys.argv[0] in words else []
+    if sys.argv[0] not in words:
+        return []
+    flags = words[: words.index(sys.argv[0])]
     return [] if "-m" in flags else flags
 
 
@@ -100,7 +102,8 @@ def _wait(children: Sequence["subprocess.Popen[bytes]"], arrived: list[int]) -> 
         The exit code of the run: that of the process that failed first.
     """
     codes: list[int | None] = [None]
-    first, until = 0, float("inf")
+    first = 0
+    until = float("inf")
     while None in codes and time.monotonic() < until:
         time.sleep(_POLL_S)
         codes = [_exit_code(child) for child in children]
@@ -111,7 +114,8 @@ def _wait(children: Sequence["subprocess.Popen[bytes]"], arrived: list[int]) -> 
             number = arrived.pop(0)
             for child in children:
                 child.send_signal(number)  # does nothing if it has ended
-    if (code := codes[first] or 0) >= 0:
+    code = codes[first] or 0
+    if code >= 0:
         return code
     hint = "; did the machine run out of memory (see dmesg)?" if -code == signal.SIGKILL else ""
     print(f"error: rank {first} was ended by {signal.Signals(-code).name}{hint}", file=sys.stderr)

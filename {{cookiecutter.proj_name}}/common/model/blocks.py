@@ -18,7 +18,8 @@ def recompute_in_backward(module: nn.Module) -> None:
     Gradients stay the same: dropout draws the same numbers again, and running statistics are updated once. The module's
     `forward` is replaced, not the module, so that no name of a parameter changes.
     """
-    forward, norms = module.forward, norms_with_statistics(module)
+    forward = module.forward
+    norms = norms_with_statistics(module)
 
     @functools.wraps(forward)
     def recompute(*args: Any, **kwargs: Any) -> Any:
@@ -49,4 +50,5 @@ def _keep_statistics(norms: list[_NormBase]) -> Iterator[None]:
             yield
     finally:
         for norm, momentum, count in before:
-            norm.momentum, norm.num_batches_tracked = momentum, count
+            norm.momentum = momentum
+            norm.num_batches_tracked = count

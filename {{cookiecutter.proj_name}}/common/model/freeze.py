@@ -77,7 +77,8 @@ def check_trained(model: nn.Module, trained: Iterable[nn.Parameter]) -> None:
 
 def warn_of_unused(model: nn.Module, trained: Iterable[nn.Parameter]) -> None:
     """Warn of those of the `trained` parameters that got no gradient in the last backward pass."""
-    if unused := without_gradient(model, trained):
+    unused = without_gradient(model, trained)
+    if unused:
         text = (
             "{} parameters got no gradient in the first step, although they should be trained: {}. Do the model's "
             "forward and the loss use them? If that is intended, name them in prepare.freeze"
@@ -93,7 +94,9 @@ def without_gradient(model: nn.Module, trained: Iterable[nn.Parameter]) -> list[
 
 def _is_frozen(name: str, norm: nn.Module, names: list[str], frozen: set[str]) -> bool:
     """Return whether all parameters of `norm` are frozen; if it has none, whether all of its parent module are."""
-    prefix = f"{name}." if any(True for _ in norm.parameters()) else name.removesuffix(name.rpartition(".")[2])
+    prefix = f"{name}."
+    if not list(norm.parameters()):
+        prefix = name.removesuffix(name.rpartition(".")[2])
     inside = [name for name in names if name.startswith(prefix)]
     return bool(inside) and frozen.issuperset(inside)
 

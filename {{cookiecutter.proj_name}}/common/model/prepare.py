@@ -57,8 +57,10 @@ def prepare(task: ModelHolder, config: PrepareConfig, dist: DistConfig, precisio
     else:
         strategy = Replicated(task.to(rank.device), precision, dist)
     strategy.frozen = config.freeze, unfreeze
-    strategy.about += ", channels last" if config.channels_last else ""
-    strategy.about += ", compiled" if config.compile.enabled else ""
+    if config.channels_last:
+        strategy.about += ", channels last"
+    if config.compile.enabled:
+        strategy.about += ", compiled"
     return strategy
 
 

@@ -91,7 +91,8 @@ class Replicated(Strategy):
         self._config = config
 
     def wrap(self, trained: Sequence[nn.Parameter]) -> nn.Module:
-        config, chosen = self._config, set(trained)
+        config = self._config
+        chosen = set(trained)
         others = [name for name, parameter in self.task.named_parameters() if parameter not in chosen]
         # DDP writes the name of a parameter of the task itself with a dot in front.
         ignored = [*others, *(f".{name}" for name in others if "." not in name), *buffer_kinds(self.task)]
@@ -107,4 +108,6 @@ class Replicated(Strategy):
         return wrapped
 
     def gradient_sync(self, model: nn.Module, enabled: bool) -> AbstractContextManager[Any]:
-        return model.no_sync() if not enabled and isinstance(model, DistributedDataParallel) else _NOTHING
+        if not enabled and isinstance(model, DistributedDataParallel):
+            return model.no_sync()
+        return _NOTHING

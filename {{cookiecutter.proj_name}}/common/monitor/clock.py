@@ -80,12 +80,14 @@ class Clock:
 
     def step_done(self, samples: int) -> None:
         """Note that an optimizer step on `samples` samples (of all processes) is done."""
-        before, self._mark = self._mark, perf_counter()
-        self._steps.append(self._mark - before)
+        now = perf_counter()
+        self._steps.append(now - self._mark)
+        self._mark = now
         self._samples += samples
         if self._first is None:
             self._first = self.read()
-            self._done, self._first_ended = 0, self._begin
+            self._done = 0
+            self._first_ended = self._begin
 
     def read(self, steps_left: int | None = None) -> Timing:
         """Times since the last reading; a new interval starts here. (Right after step 1: the times of step 1.)"""

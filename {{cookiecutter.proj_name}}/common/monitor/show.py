@@ -16,7 +16,8 @@ class Show:
     """Writes to the log, to metrics.jsonl and with the writers, under `task/`. On ranks above 0, it does nothing."""
 
     def __init__(self, recorder: Recorder | NullRecorder, step: int) -> None:
-        self._recorder, self._step = recorder, step
+        self._recorder = recorder
+        self._step = step
 
     def scalars(self, values: Mapping[str, float | Tensor]) -> None:
         """Numbers by name, for metrics.jsonl and curves. Reading a tensor waits for its device."""

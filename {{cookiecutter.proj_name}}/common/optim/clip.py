@@ -26,7 +26,8 @@ class Clip:
     """Clips gradients; to be called between the backward pass and the optimizer step, if `is_active`."""
 
     def __init__(self, config: ClipConfig) -> None:
-        self._by_norm, self._limit = config.clip_type == "norm", config.clip_gradients
+        self._by_norm = config.clip_type == "norm"
+        self._limit = config.clip_gradients
         self.is_active = bool(self._limit)
 
     def __call__(self, parameters: Sequence[Tensor]) -> Tensor:

@@ -32,7 +32,8 @@ def versions_of(names: Iterable[str]) -> dict[str, str]:
 
 def machine(device: torch.device) -> dict[str, str | int | bool]:
     """Record what affects the last digits of results on this machine: Python, processor, threads, GPU, settings."""
-    cuda, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
+    cuda = torch.backends.cuda.matmul
+    cudnn = torch.backends.cudnn
     conv: Any = getattr(cudnn, "conv")  # noqa: B009 - not in its types
     gpu: dict[str, str | int | bool] = dict.fromkeys(("driver", "cudnn", "cudnn flags", "tf32"), "not used")
     if device.type == "cuda":

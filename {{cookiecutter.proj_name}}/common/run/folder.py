@@ -152,9 +152,12 @@ def _first_start(folder: RunPaths) -> str:
 def _write_record(folder: RunPaths, attempt: dict[str, Any], values: Mapping[str, Any], patch: str) -> None:
     """Write the files that record how the run was started. Adds number and config file name to `attempt`."""
     attempts = [*read_attempts(folder), attempt]
-    number, suffix = 1, ""
-    while (config_file := folder.root / f"config{suffix}.yaml").exists():
-        number, suffix = number + 1, f".resume-{number}"
+    number = 1
+    suffix = ""
+    while (folder.root / f"config{suffix}.yaml").exists():
+        suffix = f".resume-{number}"
+        number += 1
+    config_file = folder.root / f"config{suffix}.yaml"
     folder.checkpoints.mkdir(exist_ok=True)
     attempt |= {"attempt": number, "config": config_file.name}
     header = f"# Complete configuration of the run {folder.name!r}, attempt {number}, {attempt['time']}.\n"

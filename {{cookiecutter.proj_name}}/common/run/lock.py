@@ -60,7 +60,8 @@ class FolderLock:
         """Lock the file `path` instead. Raises `UserError` if another process holds it."""
         self._file.close()
         other = FolderLock.take(path)
-        self.path, self._file = other.path, other._file
+        self.path = other.path
+        self._file = other._file
 
     def release(self) -> None:
         """Unlock the folder. Safe to call twice; a file that another process has put in its place stays."""

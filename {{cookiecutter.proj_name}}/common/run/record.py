@@ -43,7 +43,8 @@ def result_variables() -> dict[str, str]:
 
 def describe_start(project: Path, argv: Sequence[str], seed: int, rank: Rank) -> tuple[dict[str, Any], str]:
     """Return one attempt's entry in `run.json`, of plain values only, and the text of its `git.diff`."""
-    template, git = project / "common" / "VERSION", git_state(project)
+    template = project / "common" / "VERSION"
+    git = git_state(project)
     attempt = {
         "time": now(),
         "command": shlex.join([sys.executable, *argv]),
