@@ -63,7 +63,7 @@ def test_a_part_comes_with_its_tests_and_page(template: Path, tmp_path: Path, do
     """And with what it needs; the owner's edits, deletions and files stay; the record of the answers knows it."""
     project = made(template, tmp_path, door)
     (project / "README.md").write_text("Mine.\n")
-    (project / "docs" / "proof.md").unlink()
+    (project / "docs" / "evaluation.md").unlink()
     commit(project, "mine")
     before = files(project).keys()
     assert "sweep        grids" in add(project)
@@ -72,7 +72,7 @@ def test_a_part_comes_with_its_tests_and_page(template: Path, tmp_path: Path, do
     assert SWEEP | {"tools/runs/__main__.py"} <= added
     assert not [path for path in added if "sweep" not in path and "run" not in path and "report" not in path]
     assert (project / "README.md").read_text() == "Mine.\n"
-    assert not (project / "docs" / "proof.md").exists()
+    assert not (project / "docs" / "evaluation.md").exists()
     assert "core sweep" in (project / (".cruft.json" if door == "cruft" else RECORD)).read_text()
     commit(project, "swept")
     add(project, "ops")

@@ -105,7 +105,7 @@ def test_nothing_left_speaks_of_what_is_gone(render: Render, name: str) -> None:
         if path.endswith(".py"):
             problems += [f"{path} imports {each}" for each in imported(ast.parse(text)) & modules]
         names = [each for each in gone if re.search(rf"(?<![\w/.]){re.escape(each)}\b", text)]
-        names += {each for each in re.findall(r"python -m (tools\.\w+)", text) if each in tools}
+        names += {each for each in re.findall(r"\btools\.\w+", text) if each in tools}
         problems += [f"{path} names {each}" for each in names if not each.endswith("__init__.py")]
         if path.endswith(".md"):
             links = re.findall(r"\]\(([\w/.]+)(?:#[^)]*)?\)", text)

@@ -44,7 +44,7 @@ def test_streams_that_are_closed(runs: Runs, closed: str) -> None:
     assert "finished at epoch 1" in (runs.root / "run" / "train.log").read_text()
 
 
-@pytest.mark.parametrize("program", ["evaluate.py --model_pt", "-m tools.runs"])
+@pytest.mark.parametrize("program", ["evaluate.py --model_pt", "-m tools.checkpoint"])
 def test_programs_without_streams(trained: Path, program: str) -> None:
     done = shell(f'"{sys.executable}" {program} "$1" >&- 2>&-', str(trained))
     assert done.returncode == 0
