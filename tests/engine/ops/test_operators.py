@@ -17,6 +17,7 @@ from tests.ops.conftest import OPS
 from tests.ops.test_operators import DTYPES, values
 from custom.ops import add_matrix, scale_exp
 from custom.ops.add_matrix import operator as add_operator
+from custom.ops.cases import disagreements
 from custom.ops.compare import compare
 from custom.ops.saturating_model import SaturatingModel
 from custom.ops.scale_exp import operator_backward
@@ -127,6 +128,25 @@ def test_compare_shows_a_wrong_kernel() -> None:
     assert "1.0e+00" in wrong
 
 
+def test_the_cases_show_what_one_tensor_hides() -> None:
+    """A kernel that is right for contiguous tensors alone, values that nothing wrote, one precision, an error."""
+
+    def wrong(x: Tensor, scale: float) -> Tensor:
+        if x.dtype == torch.float16:
+            raise RuntimeError("wrong: not for Half\nmore")
+        result = scale * x.clone(memory_format=torch.contiguous_format)
+        if x.dtype == torch.float64:
+            result = result * torch.where(x > 9, torch.nan, 1.0)
+        return result.detach() * 2 - result if x.dtype == torch.bfloat16 else result
+
+    x = torch.linspace(-1, 10, 12).view(3, 4)
+    found = disagreements(wrong, lambda x, scale: scale * x, [[x]], scale=3.0)
+    assert len(found) == 4 + 4 + 4 - 1  # of float64, all whose last row is there
+    assert found[0].startswith("float64 3 x 4 contiguous: values: Mismatched elements: 1 / 12")
+    assert found[3].startswith("bfloat16 3 x 4 contiguous: gradient 1: Mismatched elements")
+    assert found[-1] == "float16 3 x 4 expanded: wrong: not for Half"
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["add_matrix", "scale_exp"])
 def test_the_comparison(name: str, build_dir: str) -> None:
@@ -154,6 +174,8 @@ def test_the_comparison(name: str, build_dir: str) -> None:
         assert ("C++ on the CPU" in done.stdout) == is_built
         assert ("there is no kernel to compare" in done.stdout) != is_built
         assert "  values        0.0e+00" in done.stdout or is_built
+        assert "  16 of 16 cases agree" in done.stdout
+        assert ("scale = 1.75, shift = 0.25" in done.stdout) == (name == "scale_exp")  # its defaults are 1 and 0
         assert done.stdout.endswith("gradcheck: passed\n")
 
 

@@ -60,30 +60,41 @@ def _make(folder: Path, record: Record, library: Path, compiler: str, cuda: Cuda
     objects_folder.mkdir(parents=True, exist_ok=True)
     sources = [folder / "src" / name for name in record.sources if name.endswith((".cpp", ".cu"))]
     objects = [objects_folder / _object_name(source, record, compiler, cuda) for source in sources]
-    with tempfile.TemporaryDirectory(dir=target) as temporary:
-        fresh = [Path(temporary, file.name) for file in objects]
-        commands = [compile_command(*pair, compiler, cuda) for pair in zip(sources, fresh, strict=True)]
-        # Editors take the include paths from this file; clangd finds it in `build` on its own.
-        entries = [
-            {"directory": str(Path.cwd()), "file": str(source), "arguments": command}
-            for source, command in zip(sources, commands, strict=True)
-        ]
-        (target / "compile_commands.json").write_text(json.dumps(entries, indent=1))
-
-        def compile_changed(at: int) -> None:
-            if not objects[at].exists():
-                run_compiler(commands[at])
-                fresh[at].replace(objects[at])
-
-        with ThreadPoolExecutor(max_workers=available_cores()) as pool:
-            list(pool.map(compile_changed, range(len(objects))))
-        linked = Path(temporary, library.name)
-        run_compiler(link_command(objects, linked, compiler, cuda))
-        linked.replace(library)
+    commands = [compile_command(*pair, compiler, cuda) for pair in zip(sources, objects, strict=True)]
+    # Editors take the include paths from this file; clangd finds it in `build` on its own.
+    entries = [
+        {"directory": str(Path.cwd()), "file": str(source), "arguments": command}
+        for source, command in zip(sources, commands, strict=True)
+    ]
+    (target / "compile_commands.json").write_text(json.dumps(entries, indent=1))
+    make_library(commands, link_command(objects, library, compiler, cuda))
     write_text(library.with_suffix(".json"), json.dumps(asdict(record), indent=1))  # without it, no library counts
     for old in [*target.glob(f"{library.name.rpartition('-')[0]}-*"), *objects_folder.iterdir()]:
         if old.stem != library.stem and old not in objects:
             old.unlink(missing_ok=True)
+
+
+def make_library(compiles: list[list[str]], link: list[str]) -> None:
+    """Run the commands whose result is missing: compilers, then the linker. Results are put in their place whole.
+
+    Raises:
+        BuildError: a command fails.
+    """
+
+    library = Path(link[link.index("-o") + 1])
+    with tempfile.TemporaryDirectory(dir=library.parent) as temporary:
+
+        def run(command: list[str]) -> None:
+            at = command.index("-o") + 1
+            result = Path(command[at])
+            if not result.exists():
+                fresh = Path(temporary, result.name)
+                _run([*command[:at], str(fresh), *command[at + 1 :]])
+                fresh.replace(result)
+
+        with ThreadPoolExecutor(max_workers=available_cores()) as pool:
+            list(pool.map(run, compiles))
+        run(link)
 
 
 def _object_name(source: Path, record: Record, compiler: str, cuda: Cuda) -> str:
@@ -94,12 +105,8 @@ def _object_name(source: Path, record: Record, compiler: str, cuda: Cuda) -> str
     return f"{source.name}-{hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:12]}.o"
 
 
-def run_compiler(command: list[str]) -> None:
-    """Run a compiler and show its warnings.
-
-    Raises:
-        BuildError: it fails; with its first message, and the file that has the rest.
-    """
+def _run(command: list[str]) -> None:
+    """Run a compiler and show its warnings. If it fails, its first message is the error; a file has the rest."""
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode == 0:
         print(done.stderr, end="", file=sys.stderr)

@@ -11,14 +11,12 @@ import re
 import signal
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import torch
 
-from common.base.process import available_cores
 from common.config import shown_path
-from common.ops.build import run_compiler
+from common.ops.build import make_library
 from common.ops.load import build_folder
 from common.ops.toolchain import BuildError, Cuda, compile_command, find_compiler, link_command
 
@@ -113,41 +111,42 @@ def build(folder: Path, sanitizer: str = "") -> Path:
         (target / name).parent.mkdir(parents=True, exist_ok=True)
     for name in EMPTY:
         (target / "include" / name).touch()
-    instrument = [f"-fsanitize={sanitizer}"] if sanitizer else []
-    search = [f"-I{target / 'include'}", f"-I{folder / 'src'}", "-include", str(HERE / "on_cpu.h")]
-    flags = ["-O1", "-g", "-fno-omit-frame-pointer", "-w", *search]
-    headers = "".join(path.read_text() for path in [HERE / "on_cpu.h", *(folder / "src").glob("*.*h")])
+    headers = [HERE / "on_cpu.h", *(folder / "src").glob("*.*h")]
     for header in (folder / "src").glob("*.cuh"):
         (target / "src" / header.name).write_text(_translated(header))
-
-    def compiled(source: Path) -> Path:
-        text = source.read_text()
-        extra = flags
-        if source.suffix == ".cu":
-            text, extra = _translated(source), [*flags, *instrument]
-            source = target / "src" / f"{source.stem}.cpp"
-            source.write_text(text)
-        parts = [torch.__version__, compiler, *extra, headers, text]
-        key = hashlib.sha256("\n".join(parts).encode()).hexdigest()[:12]
-        made = target / "objects" / f"{source.stem}-{key}.o"
-        if not made.exists():
-            fresh = made.with_suffix(f".{os.getpid()}.o")
-            _run([*compile_command(source, fresh, compiler, Cuda(None, [])), *extra])
-            fresh.replace(made)
-        return made
-
-    sources = [*sorted((folder / "src").glob("*.cu")), HERE / "on_cpu.cpp"]
-    with ThreadPoolExecutor(max_workers=available_cores()) as pool:
-        objects = list(pool.map(compiled, sources))
-    library = target / f"on_cpu-{hashlib.sha256(str(objects).encode()).hexdigest()[:12]}.so"
-    if not library.exists():
-        fresh = library.with_suffix(f".{os.getpid()}")
-        run_compiler([*link_command(objects, fresh, compiler, Cuda(None, [])), *instrument])
-        fresh.replace(library)
+    inputs = [torch.__version__, *(path.read_text() for path in headers)]
+    search = [f"-I{target / 'include'}", f"-I{folder / 'src'}", "-include", str(HERE / "on_cpu.h")]
+    instrument = [f"-fsanitize={sanitizer}"] if sanitizer else []
+    flags = ["-O1", "-g", "-fno-omit-frame-pointer", "-w", *search]
+    compiles = [_command(HERE / "on_cpu.cpp", target, compiler, flags, inputs)]
+    for source in sorted((folder / "src").glob("*.cu")):
+        translated = target / "src" / f"{source.stem}.cpp"
+        translated.write_text(_translated(source))
+        compiles.append(_command(translated, target, compiler, [*flags, *instrument], inputs))
+    objects = [Path(command[command.index("-o") + 1]) for command in compiles]
+    library = target / f"on_cpu-{_checksum([str(file) for file in objects])}.so"
+    try:
+        make_library(compiles, [*link_command(objects, library, compiler, Cuda(None, [])), *instrument])
+    except BuildError as error:
+        unknown = UNKNOWN.search(str(error))
+        if unknown is None:
+            raise
+        raise BuildError(f"{error}\n{unknown[1] or unknown[2]}: {NOT_HERE}") from None
     for old in [*target.glob("*.so"), *target.glob("objects/*")]:
         if old != library and old not in objects:
             old.unlink(missing_ok=True)
     return library
+
+
+def _command(source: Path, target: Path, compiler: str, flags: list[str], inputs: list[str]) -> list[str]:
+    """Return the command that compiles a source; the name of its result changes with all that it depends on."""
+    key = _checksum([compiler, *flags, *inputs, source.read_text()])
+    made = target / "objects" / f"{source.stem}-{key}.o"
+    return [*compile_command(source, made, compiler, Cuda(None, [])), *flags]
+
+
+def _checksum(parts: list[str]) -> str:
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:12]
 
 
 def _translated(source: Path) -> str:
@@ -158,18 +157,6 @@ def _translated(source: Path) -> str:
         line = code.count("\n", 0, assembly.start()) + 1
         raise BuildError(f"{shown_path(source)}:{line}: asm: instructions of a GPU do not run on the CPU")
     return f'#line 1 "{shown_path(source)}"\n{translate(text)}'
-
-
-def _run(command: list[str]) -> None:
-    """Compile; a name that is not known may be CUDA's."""
-    try:
-        run_compiler(command)
-    except BuildError as error:
-        unknown = UNKNOWN.search(str(error))
-        if unknown is None:
-            raise
-        name = unknown[1] or unknown[2]
-        raise BuildError(f"{error}\n{name}: {NOT_HERE}") from None
 
 
 def run_on_cpu(folder: Path, words: list[str], sanitize: bool = False) -> int:
