@@ -42,6 +42,7 @@ FOLDERS = {
     "experiments",
     "library",
     "ops",
+    "parts",
     "scripts",
     "tests",
     "tools",

@@ -17,7 +17,7 @@ from tests.ops.test_build import PACKAGE, script
 def project(tmp_path: Path) -> Path:
     """A copy of what a build needs, to be edited."""
     ignore = shutil.ignore_patterns("__pycache__", "build")
-    for folder in ("common", PACKAGE, "scripts", "library", "cli", "tools"):
+    for folder in ("common", PACKAGE, "scripts", "library", "parts", "cli", "tools"):
         shutil.copytree(PROJECT / folder, tmp_path / folder, ignore=ignore)
     for source in (tmp_path / PACKAGE / "ops" / "src").iterdir():
         if not source.name.startswith(("kernels", "add_matrix", "launch")):
