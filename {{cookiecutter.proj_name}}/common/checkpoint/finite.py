@@ -73,12 +73,13 @@ class LossCheck:
             self._coming.popleft().check()
 
     def _check(self, value: Tensor, error: Callable[[float], TrainingError]) -> None:
-        if has_streams(value.device):
+        if value.is_cpu:
+            if not math.isfinite(value.item()):
+                raise error(value.item())
+        elif has_streams(value.device):  # an Apple GPU has none: its values wait for the next log line
             self._coming.append(_Copied(value, error))
             while self._coming and self._coming[0].event.query():
                 self._coming.popleft().check()
-        elif value.is_cpu and not math.isfinite(value.item()):  # that of an Apple GPU waits for the next log line
-            raise error(value.item())
 
 
 class _Copied:

@@ -7,6 +7,7 @@ makes them depend on the item alone: not on the number of workers or ranks, nor 
 import random
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from operator import length_hint
 from typing import Any, Protocol
 
@@ -59,17 +60,14 @@ class KeyedBatches:
     def __getitems__(self, key: BatchKey) -> Any:
         epoch, indices = key
         if not self.random:
-            return self._collate(self.items(epoch, indices), indices)
+            return make_batch(self.collate, self.items(epoch, indices), partial(self._name, indices))
         with loop_streams_unchanged():
             items = self.items(epoch, indices)
             self._seed(mix(self.seed, epoch, indices[0], _BATCH))
-            return self._collate(items, indices)
+            return make_batch(self.collate, items, partial(self._name, indices))
 
-    def _collate(self, items: list[Any], indices: list[int]) -> Any:
-        def name(number: int) -> str:
-            return f"sample {indices[number] % self.size} of {kind_of(self.dataset)}"
-
-        return make_batch(self.collate, items, name)
+    def _name(self, indices: list[int], number: int) -> str:
+        return f"sample {indices[number] % self.size} of {kind_of(self.dataset)}"
 
     def items(self, epoch: int, indices: list[int]) -> list[Any]:
         """Read samples of an epoch, which draws from the global generators."""

@@ -1,6 +1,6 @@
 """Why samples do not make a batch: which sample lacks what the others have."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from numbers import Number
 from typing import Any
 
@@ -46,13 +46,14 @@ def _same_keys(values: Sequence[Any]) -> bool:
     PyTorch's default collate function drops what only later ones have.
     """
     first = values[0]
+    columns: Iterable[Sequence[Any]] = ()
     if isinstance(first, Mapping):
         if any(len(value) != len(first) for value in values):
             return False
-        return all(_same_keys([value[key] for value in values]) for key in first)
-    if isinstance(first, (list, tuple)):
-        return all(_same_keys(column) for column in zip(*values, strict=True))
-    return True
+        columns = [[value[key] for value in values] for key in first]
+    elif isinstance(first, (list, tuple)):
+        columns = zip(*values, strict=True)
+    return all(_same_keys(column) for column in columns if isinstance(column[0], (Mapping, list, tuple)))
 
 
 def misfit(values: Sequence[Any], names: Sequence[str]) -> str:
