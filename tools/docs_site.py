@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
@@ -22,6 +23,7 @@ from cookiecutter.main import cookiecutter
 from markdown import Extension, Markdown
 from mkdocs.commands.build import build
 from mkdocs.config import load_config
+from mkdocs.exceptions import Abort
 
 TEMPLATE = Path(__file__).resolve().parent.parent
 NAME = "my_project"
@@ -78,7 +80,8 @@ def write(project: Path, pages: Path, site: Path) -> None:
     logging.getLogger("mkdocs").addHandler(warnings)
     config = pages.parent / "mkdocs.yml"
     config.write_text(f"site_name: {NAME}\n")
-    build(load_config(str(config), **settings(pages, site)))
+    with suppress(Abort):  # strict: raised for a warning, without its text
+        build(load_config(str(config), **settings(pages, site)))
     if warnings.texts:
         sys.exit("\n".join(warnings.texts))
 

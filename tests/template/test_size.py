@@ -79,7 +79,7 @@ def test_the_story_is_on_one_screen() -> None:
 
 
 def test_files_and_functions_are_short() -> None:
-    """A file of the engine fits a few screens, and a function one. The longest is the trainer, which lists all it has."""
+    """A file of the engine fits a few screens, and a function one. The trainer is the longest: it lists all it has."""
     for file in (TEMPLATE / "common").rglob("*.py"):
         source = file.read_text(encoding="utf-8")
         assert len(source.splitlines()) <= 400, file
