@@ -128,6 +128,7 @@ def settings(pages: Path, site: Path) -> dict[str, Any]:
     ]  # fmt: skip
     subjects = sorted(path.relative_to(pages).as_posix() for path in pages.glob("docs/*.md"))
     launch = sorted(path.relative_to(pages).as_posix() for path in pages.glob("docs/launch/*.md"))
+    parts = sorted(path.relative_to(pages).as_posix() for path in pages.glob("docs/parts/*.md"))
     more = ["custom/ops/README.md", "examples/README.md", "data/README.md"]
     return {
         "site_name": NAME,
@@ -140,6 +141,7 @@ def settings(pages: Path, site: Path) -> dict[str, Any]:
         "nav": [
             {"Manual": "README.md"},
             {"Subjects": subjects},
+            {"Parts": parts},
             {"Launch": launch},
             {"More": more},
             {"Reference": ["reference/keys.md", "reference/programs.md"]},

@@ -109,7 +109,7 @@ def test_mlflow_on_the_disk(render: Render, python: Path, tmp_path: Path) -> Non
     assert {"speed/memory_GB", "lr/lr", "val/Accuracy"} <= points.keys()
     assert "train/CrossEntropyLoss" not in points
     assert {"run/config.txt", "run/environment.txt", "run/model.txt"} <= set(files)
-    assert any("ConfusionMatrix" in file and file.endswith(".png") for file in files)
+    assert any(file.endswith(".png") for file in files)
     REPORT.append("MLflow on a database, read back with its client")
 
 
