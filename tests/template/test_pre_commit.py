@@ -104,8 +104,8 @@ def test_the_template_is_clean(tmp_path: Path, environments: Path) -> None:
 
 @pytest.mark.slow
 def test_a_project_is_clean_and_mistakes_are_refused(render: Render, tmp_path: Path, environments: Path) -> None:
-    """Under another name, with few parts (all were looked at above), but with a shell script; then with one mistake for each hook,
-    which that hook names; the types before a push."""
+    """Under another name, with few parts (all were looked at above), but with a shell script; then with one mistake for
+    each hook, which that hook names; the types before a push."""
     project = repository(Path(shutil.copytree(render(custom_name="spinlab", parts="ops"), tmp_path / "project")))
     done = call(project, environments, "--all-files")
     assert done.returncode == 0, done.stdout + done.stderr
