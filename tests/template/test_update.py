@@ -24,7 +24,7 @@ pytestmark = pytest.mark.skipif(shutil.which("git") is None, reason="the update 
 EARLIER = sorted((HERE / "earlier_templates").glob("*.tar.xz"), key=lambda path: release_order(path.name))
 # Before each submission from the last one, before a release from all.
 FROM = [pytest.param(path, marks=() if path == EARLIER[-1] else pytest.mark.full) for path in EARLIER]
-ANSWERS = {"proj_name": "spin-lab", "custom_name": "spinlab", "ci": "none"}
+ANSWERS = {"proj_name": "spin-lab", "custom_name": "spinlab", "ci": "none", "parts": "all"}
 # What an owner does: an own file, and edits of a sample, of the default config and of the engine.
 OWN = {"spinlab/models/mine_model.py": "MINE = 1\n", "configs/mine.yaml": "$BASE: default.yaml\nname: old_key\n"}
 EDITS = {

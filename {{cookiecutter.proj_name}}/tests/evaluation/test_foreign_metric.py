@@ -63,7 +63,7 @@ class InsideGathered(GatheredMetric):
 
 INPUTS = "inputs: {preds: output.logits, target: batch.label}"
 SECTIONS = (
-    f"{{Accuracy: null, spread: {{type: {__name__}.Spread, scale: 2.0, {INPUTS}}}, "
+    f"{{spread: {{type: {__name__}.Spread, scale: 2.0, {INPUTS}}}, "
     f"inside: {{type: {__name__}.Inside}}, gathered: {{type: {__name__}.InsideGathered}}}}"
 )
 
