@@ -13,7 +13,7 @@ from tests.resume import same_after_cut
 
 LEARNED = ["--loss", "{$REPLACE: true, tests.small.Learned: {}}"]
 PLAIN = ["--model", "{type: tests.small.Plain}"]
-WEIGHT = "loss.tests_parts_Learned.layer.weight"
+WEIGHT = "loss.tests_small_Learned.layer.weight"
 
 
 def test_weights_of_a_loss_are_trained_and_resumed(runs: Runs) -> None:
@@ -22,7 +22,7 @@ def test_weights_of_a_loss_are_trained_and_resumed(runs: Runs) -> None:
     end, best = load(uncut), load(uncut, "best")
     assert not torch.equal(end["task"][WEIGHT], best["task"][WEIGHT])
     assert WEIGHT in best["task"] and WEIGHT in end["optimizer"]["param_groups"][0]["param_names"]
-    assert end["task"]["loss.tests_parts_Learned.calls"] == 10
+    assert end["task"]["loss.tests_small_Learned.calls"] == 10
 
 
 def test_it_is_evaluated_with_its_weights(runs: Runs, evaluated: Callable[..., dict[str, Any]]) -> None:
