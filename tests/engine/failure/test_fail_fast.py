@@ -51,7 +51,7 @@ def launched(runs: Runs, command: list[str], how: str) -> subprocess.CompletedPr
 def last_block(text: str) -> str:
     """Return the summary, which must be the last thing that is shown, but for the command that resumes the run."""
     text = re.sub(r"\nto resume:  \S.*\s*$", "", text)
-    assert text.rstrip().endswith("=" * 100), text
+    assert text.rstrip().endswith("=" * 80), text
     return text[text.rindex("==== rank ") :] if "==== rank " in text else text[text.rindex("==== failed") :]
 
 
