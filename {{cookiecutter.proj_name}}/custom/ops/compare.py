@@ -1,4 +1,6 @@
-"""Compare an operator with its reference: python -m custom.ops.compare scale_exp [SIZE ...] [--on-cpu [--sanitize]]
+"""Compare an operator with its reference.
+
+    python -m custom.ops.compare scale_exp [SIZE ...] [--on-cpu [--sanitize]]
 
 --on-cpu compiles the CUDA kernels for the CPU, where a wrong one can be found before there is a GPU; --sanitize adds a
 run with AddressSanitizer and one with ThreadSanitizer.
