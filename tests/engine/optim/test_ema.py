@@ -1,8 +1,6 @@
 """The moving average of the weights."""
 
 from copy import deepcopy
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -10,25 +8,16 @@ from torch import nn
 
 from common.base.errors import UserError
 from common.checkpoint.weights import averaged_state_dict
-from common.config import ConfigError, resolve
+from common.config import ConfigError
 from common.progress import Position
 from engine.checkpoint.test_resume import leaving_out
-from parts.ema.average import Ema
 from tests.conftest import Runs, load, metrics, same
-from tests.parts.ema.test_ema import AVERAGED, FIXED, Net, Root, moved, values
+from tests.parts.ema import test_ema as project
+from tests.parts.ema.test_ema import AVERAGED, FIXED, Net, moved, values
 from tests.ranks import refused, several
 from tests.resume import cut, differing, final, words
 
-
-@pytest.fixture
-def build(tmp_path: Path):
-    def make(text: str, model: nn.Module) -> Ema:
-        path = tmp_path / "config.yaml"
-        path.write_text(f"optim: {{ema: {text}}}\n")
-        optim: Any = resolve(Root, [path]).config.optim
-        return Ema(optim.ema, model)
-
-    return make
+build = project.build  # the fixture
 
 
 def test_half_precision_weights_are_averaged_in_32_bits(build) -> None:

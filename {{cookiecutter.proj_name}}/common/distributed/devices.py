@@ -16,7 +16,7 @@ GpuIds = int | list[int] | str
 
 
 def has_streams(device: torch.device) -> bool:
-    """Return whether a device works later than it is told to, from page-locked memory if asked, and counts its memory.
+    """Return whether a device runs its work later than the call, copies from page-locked memory, and counts its memory.
 
     Every accelerator does but an Apple GPU: an asynchronous copy to that one may read memory that has been reused.
     """
