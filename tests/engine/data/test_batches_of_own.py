@@ -16,15 +16,15 @@ from tests.conftest import PROJECT, Runs, load, same
 from tests.ranks import several
 
 PAGE = (PROJECT / "docs" / "data.md").read_text(encoding="utf-8")
-# Parts are registered by the page's module; here they are named by import path.
-CODE = re.search(r"```python\n# custom/datasets/budget_dataset.py\n(.*?)```", PAGE, re.DOTALL)
+# The page's two files, as one module. They are registered there; here their classes are named by import path.
+CODE = re.findall(r"```python\n# custom/(?:datasets/budget_dataset|tasks/budget_task)\.py\n(.*?)```", PAGE, re.DOTALL)
 
 
 @pytest.fixture
 def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """The page's code, as a module."""
-    assert CODE
-    text = re.sub(r"@\w+_REGISTRY.register\(\)\n", "", CODE[1])
+    assert len(CODE) == 2
+    text = re.sub(r"@\w+_REGISTRY.register\(\)\n", "", "\n".join(CODE))
     (tmp_path / "page_budget.py").write_text(text)
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=":")
