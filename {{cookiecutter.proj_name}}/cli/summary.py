@@ -18,16 +18,13 @@ from common.config.registry import (
     REGISTRIES,
     TASK_REGISTRY,
 )
-from common.data.class_counts import describe_classes
 from common.data.sections import sets_of
 from common.data.view import is_map_style
 from common.monitor.writer import drop_duplicate_loss
 from common.progress import Interval, Outcome
 from common.run_context import RunContext
 from common.trainer import Trainer
-from cli.first_batch import FirstBatch, warn_of_data
 from cli.repeatable import refuse_varying_bits
-from cli.slow_data import SlowDataAdvice, warn_of_busy_machine
 from custom.config import Config
 
 _MOST_VALUES = 5
@@ -46,11 +43,6 @@ def log_start(config: Config, trainer: Trainer, run: RunContext) -> None:
     size = f"{total:,} parameters, {trainable:,} trainable"
     logger.info("{}", size)
     trainer.monitor.recorder.begin_with("run/model", f"{size}\n{trainer.task.model}")
-    trainer.monitor.after_log.append(SlowDataAdvice(config.num_workers, run.rank, trainer.at))
-    if run.rank.is_main:
-        warn_of_data(trainer)
-        trainer.evaluator.after_sanity_check.append(FirstBatch(config, trainer))
-        warn_of_busy_machine(run.rank)
     refuse_varying_bits(trainer)
     log_data("train", config.dataset.train, trainer.stream.dataset)
     for loader in (*trainer.val, *trainer.evaluation):
@@ -88,10 +80,10 @@ def describe_interval(interval: Interval) -> str:
 
 
 def log_data(name: str, section: Mapping[str, Any], dataset: Any) -> None:
-    """Log a dataset: its type, the location of its code, its size and, if known, the samples of each class."""
+    """Log a dataset: its type, the location of its code, its size."""
     kind = section["type"]
     has_length = is_map_style(dataset) or getattr(dataset, "reads_in_step", False)
-    count = f"{len(dataset):,} samples{describe_classes(dataset)}" if has_length else "unknown length"
+    count = f"{len(dataset):,} samples" if has_length else "unknown length"
     logger.info("{} data {} {} ({})", name, kind, DATASET_REGISTRY.where(kind), count)
 
 

@@ -7,7 +7,6 @@ from zlib import crc32
 
 from loguru import logger
 from torch import nn
-from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parameter import is_lazy
 
 from common.base.context import error_context
@@ -17,13 +16,11 @@ from common.base.text import label
 from common.checkpoint.weights import init_weights
 from common.config.names import join_names
 from common.config.registry import MODEL_REGISTRY, TASK_REGISTRY
-from common.data.class_counts import warn_of_empty_classes
 from common.data.iterable import IterableStream
 from common.data.loader import BatchStream, EvaluationLoader, TrainStream
 from common.data.order import EpochOrder
 from common.data.plan import EpochPlan
 from common.data.sections import build_dataset, sets_of
-from common.data.shared_samples import warn_of_shared_samples
 from common.data.view import is_map_style
 from common.distributed import Rank, check_same
 from common.distributed.seed import mix, set_seed
@@ -57,10 +54,6 @@ def build_parts(config: RunConfig, rank: Rank, seed: int, *, first_weights: bool
     measured = {label(loader.split, loader.name): loader for loader in (*parts.val, *parts.evaluation)}
     loaders = {"train": stream, **measured, **parts.deciding_data()}
     parts.task.classes = check_classes(config.model, {name: loader.dataset for name, loader in loaders.items()})
-    warn_of_shared_samples({"train": stream, **measured}, rank)
-    if rank.is_main and isinstance(stream, TrainStream):
-        warn_of_empty_classes(stream.dataset)
-        warn_of_single_samples(parts.task, stream.plan)
     return parts
 
 
@@ -89,18 +82,6 @@ def check_no_lazy(task: Task) -> None:
         raise UserError(
             f"{join_names(lazy, 5)}: lazy modules have no shape yet; give the number of input features, as in "
             "nn.Linear, or call the model once on a batch of zeros at the end of its __init__"
-        )
-
-
-def warn_of_single_samples(task: Task, plan: EpochPlan) -> None:
-    """Warn if an epoch's last micro-batch has one sample, of which batch norm cannot compute a variance."""
-    has_batch_norm = any(isinstance(module, _BatchNorm) for module in task.modules())
-    if has_batch_norm and 1 in plan.last_sizes():
-        logger.warning(
-            "the last step of each epoch has a micro-batch of 1 sample ({} samples, {} in a step): batch norm takes "
-            "its statistics from that sample alone, and refuses it where it has 1 value per channel, as after a linear "
-            "layer or global pooling: --loader.drop_last true, or another --batch_size",
-            *(plan.order.size, plan.samples_per_step),
         )
 
 

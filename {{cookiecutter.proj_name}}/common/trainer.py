@@ -151,7 +151,7 @@ class Trainer:
         self.stream = self.stage.stream(self.parts)
         self.move_to(self.at)
         self.task.loss.set_weights(config.loss)
-        self.monitor.begin_stage(self.stage.start)
+        self.monitor.begin_stage()
         self.strategy.freeze(config.prepare.freeze)
         self.parameters = [p for p in self.task.parameters() if p.requires_grad]
         self.optimizer = build_optimizer(config.optim, self.task, self.task.groups(), earlier)
@@ -285,8 +285,7 @@ class Trainer:
             return False
         self.progress.values = result.values
         is_best = self.best.update(result.values, self.at.step)
-        shown = is_best and self.best.config.metric not in self.best.untrained
-        self.monitor.evaluation("val", self.at, result, key=self.best.config.metric, best=shown)
+        self.monitor.evaluation("val", self.at, result, key=self.best.config.metric, best=is_best)
         value = result.values.get(self.best.config.metric)
         self.schedule.after_validation(value)
         self.stage.after_validation(value)

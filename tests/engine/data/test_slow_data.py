@@ -10,7 +10,7 @@ from torch import Tensor
 from common.distributed import Rank
 from common.monitor.clock import Timing
 from common.progress import Position
-from cli.slow_data import SlowDataAdvice
+from parts.checks.slow_data import SlowDataAdvice
 from tests.conftest import Runs
 from custom.datasets.digits_dataset import DigitsDataset
 
@@ -29,7 +29,7 @@ class Slow(DigitsDataset):
 @pytest.mark.slow
 def test_the_number_of_workers_to_try(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
     """Once per run, and no more workers than cores: here, almost all of the time is spent waiting."""
-    monkeypatch.setattr("cli.slow_data.available_cores", lambda: 3)
+    monkeypatch.setattr("parts.checks.slow_data.available_cores", lambda: 3)
     data = ["--dataset.train", "{type: engine.data.test_slow_data.Slow}", "--dataset.val", "null", "--batch_size", "8"]
     folder = runs.train(*data, "--progress.max_steps", "10", "--progress.log_every", "2")
     log = (folder / "train.log").read_text()
@@ -50,7 +50,7 @@ def warnings(*, wait: float, workers: int, work: float = 0.04, count: int = 100,
 
 def test_waiting_for_data_is_worth_a_warning_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """With what to change; and none for a fast loop, where waiting is the cost of a call."""
-    monkeypatch.setattr("cli.slow_data.available_cores", lambda: 8)
+    monkeypatch.setattr("parts.checks.slow_data.available_cores", lambda: 8)
     (advice,) = warnings(wait=0.06, workers=2)
     assert "60% of the time" in advice
     assert "--num_workers 5 (now 2" in advice

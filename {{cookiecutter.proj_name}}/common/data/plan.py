@@ -69,18 +69,6 @@ class EpochPlan:
         not_full = 0 if self.drop_last else self.samples_per_step - 1
         return (self.order.size + not_full) // self.samples_per_step
 
-    def last_sizes(self) -> list[int]:
-        """Return the number of samples in the last micro-batch of each process, in an epoch's last step."""
-        rest = self.order.size % self.samples_per_step
-        if rest == 0 or self.drop_last:
-            return [self.batch_size] * self.world_size
-        share = self.batch_size * self.accumulate
-        if self.in_blocks:
-            shares = [min(max(rest - share * rank, 0), share) for rank in range(self.world_size)]
-        else:
-            shares = [len(range(rank, rest, self.world_size)) for rank in range(self.world_size)]
-        return [size % self.batch_size or min(size, self.batch_size) for size in shares]
-
     def global_batches(self, at: Position) -> Iterator[GlobalBatch]:
         """Yield the global batches from `at` to the end of its epoch."""
         order = self.order(at.epoch)

@@ -112,6 +112,8 @@ def read_data(loaders: Mapping[str, Any]) -> dict[str, Reading]:
     for name, loader in indexed.items():
         readings[name].size = loader.batches.size
         _join(readings[name], first[name], second[name])
+        if readings[name].varies:
+            _warn(name, readings[name].varies, loader)
     return readings
 
 
@@ -202,13 +204,11 @@ def _join(reading: Reading, first: Found, second: Found) -> None:
         reading.unread = "no sample could be read before training"
 
 
-def varying(name: str, reading: Reading, loader: Any) -> str:
-    """Say which sample was different when it was read again, for a warning; "" if none was."""
-    if not reading.varies:
-        return ""
-    sample, _, entries = reading.varies.partition(": ")
+def _warn(name: str, varies: str, loader: Any) -> None:
+    """Name the sample that was different when it was read again."""
+    sample, _, entries = varies.partition(": ")
     held = OwnGenerators(loader.dataset, loader.batches.collate).names
-    return _VARIES.format(sample, name, entries, f" (generators found: {join_names(held, 5)})" if held else "")
+    logger.warning(_VARIES, sample, name, entries, f" (generators found: {join_names(held, 5)})" if held else "")
 
 
 def compare_data(name: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> tuple[str, str, int]:

@@ -6,7 +6,7 @@ A resume continues both.
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from loguru import logger
@@ -60,15 +60,12 @@ class BestTracker:
     mode: Mode
     best: Best | None = None
     waited: int = 0  # validations since the best
-    untrained: dict[str, float] = field(default_factory=dict)  # a loss before training, until one is not above it
-    has_warned: bool = False  # of divergence
 
     def update(self, values: Mapping[str, float], step: int) -> bool:
         """Record one validation; True if it is the best so far. Raises `UserError` if it lacks the metric."""
         value = values.get(self.config.metric)
         if value is None:
             raise UserError(f"best.metric: {self.config.metric} was not measured; available: {', '.join(values)}")
-        self._compare_with_untrained(values, step)
         sign = 1 if self.mode == "max" else -1
         if not math.isfinite(value):
             logger.warning("best.metric: {} = {} is not finite and cannot be the best", self.config.metric, value)
@@ -78,24 +75,6 @@ class BestTracker:
             return True
         self.waited += 1
         return False
-
-    def _compare_with_untrained(self, values: Mapping[str, float], step: int) -> None:
-        """Warn, once, if a loss is clearly above the untrained one in all validations so far, or far above it.
-
-        Not in the first steps, in which the statistics of batch norm are not yet those of the data.
-        """
-        self.untrained = {name: old for name, old in self.untrained.items() if not values.get(name, old) <= old}
-        limit = math.inf
-        if step >= 30 and self.best:
-            limit = 0.3
-        elif step >= 20:
-            limit = 9
-        for name, old in self.untrained.items():
-            if not self.has_warned and not values[name] - old <= limit * abs(old):
-                self.has_warned = True
-                text = "{} is {:.6g} in validation, but was {:.6g} before training: diverging? {}"
-                hint = "Try a smaller optim.lr, a warm-up (--optim.lr_scheduler.warmup 1epoch) or optim.clip_gradients"
-                logger.warning(text, name, values[name], old, hint)
 
     def reason_to_stop(self, value: float | None) -> str | None:
         """Why training should end after this validation; None to continue."""

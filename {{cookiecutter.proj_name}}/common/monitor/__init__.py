@@ -19,7 +19,6 @@ from common.config import dump, section
 from common.config.registry import WRITER_REGISTRY, RegisteredList
 from common.distributed import Rank, sum_over_ranks
 from common.monitor.clock import Clock, Timing, peak_memory
-from common.monitor.divergence import DivergenceWatch, logged_losses
 from common.monitor.flops import peak_tflops
 from common.monitor.line import current_epoch, evaluation_line, position, train_line
 from common.monitor.meter import Meter
@@ -56,7 +55,6 @@ class MonitorConfig:
     ] = field(default_factory=lambda: ["tensorboard"])
     count_flops: Annotated[bool | None, Field(description="by a trial pass; null: where the peak is known")] = None
     peak_tflops: Annotated[float | None, Field(gt=0, description="of a device; null: by its data sheet")] = None
-    divergence: Annotated[bool, Field(description="warn if the loss rises and does not fall again")] = True
     bar: Annotated[Literal["auto", "on", "off"], Field(description="progress bar; auto: on a terminal")] = "auto"
 
 
@@ -141,12 +139,10 @@ class Monitor:
         self.peak = self.config.peak_tflops or peak_tflops(device, mode)
         self.unit = unit
 
-    def begin_stage(self, start: int) -> None:
-        """Recount FLOPs and restart divergence tracking at `start`, since earlier losses are not comparable."""
+    def begin_stage(self) -> None:
+        """Recount FLOPs."""
         counts = self.config.count_flops
         self.flops = None if counts or (counts is None and self.peak) else 0.0
-        if self._folder is not None and self.config.divergence:
-            self.meter.watch = DivergenceWatch(logged_losses(self._folder.metrics_file, start))
 
     def step_done(self, at: Position, samples: int) -> None:
         """Count an optimizer step on `samples` samples, of all processes."""

@@ -12,11 +12,7 @@ from torch import Tensor, nn
 
 from common.base.errors import UserError
 from common.base.files import FilesBelow
-from common.build import warn_of_single_samples
 from common.data.image_files_dataset import ImageFiles
-from common.data.order import EpochOrder
-from common.data.plan import EpochPlan
-from common.progress import Position
 from library.data.image_folder_dataset import ImageFolderDataset
 from tests.conftest import ErrorOf, Runs
 from tests.samples import Digits
@@ -99,34 +95,6 @@ def test_a_model_without_shapes(runs: Runs, error_of: ErrorOf) -> None:
     text = error_of("--model", f"{{$REPLACE: true, type: {name}, shaped: false}}")
     assert "layers.1.weight, layers.1.bias: lazy modules have no shape yet" in text
     runs.train("--model", f"{{$REPLACE: true, type: {name}, shaped: true}}", "--progress.max_steps", "1")
-
-
-@pytest.mark.parametrize("in_blocks", [False, True])
-@pytest.mark.parametrize("size", [1, 2, 5, 16, 17, 24, 25, 31, 33, 40])
-def test_the_last_micro_batches(size: int, in_blocks: bool) -> None:
-    """As they are made: of each process, in an epoch's last step."""
-    order = EpochOrder({"type": "sequential"}, range(size), 0)
-    plans = [
-        EpochPlan(order, batch_size=4, accumulate=2, rank=rank, world_size=2, in_blocks=in_blocks) for rank in range(2)
-    ]
-    at = Position(0, 0, (plans[0].steps_per_epoch - 1) * 16, size)
-    last = [list(plan.global_batches(at))[-1].sizes for plan in plans]
-    assert plans[0].last_sizes() == [next((size for size in reversed(sizes) if size), 0) for sizes in last]
-
-
-@pytest.mark.parametrize(
-    ("size", "drop_last", "norm", "warns"),
-    [(33, False, True, True), (33, True, True, False), (33, False, False, False), (34, False, True, False)],
-)
-def test_a_last_batch_of_one_sample(size: int, drop_last: bool, norm: bool, warns: bool) -> None:
-    """Batch norm cannot compute a variance of it."""
-    order = EpochOrder({"type": "sequential"}, range(size), 0)
-    lines: list[str] = []
-    number = logger.add(lines.append, format="{message}")
-    task: Any = nn.Sequential(nn.BatchNorm1d(4) if norm else nn.LayerNorm(4))
-    warn_of_single_samples(task, EpochPlan(order, batch_size=16, drop_last=drop_last))
-    logger.remove(number)
-    assert bool(lines) == warns and all("drop_last true" in line for line in lines)
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Warnings before training, from samples that were read and from the first batch of each evaluation set."""
+"""Warnings before training, from the first batch of each evaluation set."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -12,17 +12,15 @@ from torch import Tensor
 from common.base.nested import map_tensors
 from common.base.text import label
 from common.config.names import join_names
-from common.data.class_counts import warn_of_sorted_classes
-from common.data.loader import EvaluationLoader, TrainStream
-from common.data.reading import image_range, varying
-from common.data.shared_samples import spread
+from common.data.loader import EvaluationLoader
+from common.data.reading import image_range
 from common.distributed.seed import set_seed
 from common.evaluation.gallery import rows
 from common.evaluation.loss import Losses
 from common.monitor.meter import to_floats
 from common.task import Task
 from common.trainer import Trainer
-from custom.config import Config
+from parts.checks.shared_samples import spread
 
 _SAMPLES = 32  # for the question whether the loss is a mean over samples
 _MEAN = (
@@ -35,15 +33,12 @@ _ROUNDING = 2e-5  # relative; of a sum of floats in another order, with a margin
 class FirstBatch:
     """Warns of probable mistakes in data, labels or losses. Called with the first batch of every evaluation set."""
 
-    def __init__(self, config: Config, trainer: Trainer) -> None:
-        self.config, self.trainer, self.task = config, trainer, trainer.task
+    def __init__(self, trainer: Trainer) -> None:
+        self.trainer, self.task = trainer, trainer.task
         plain = all(getattr(type(self.task), name) is getattr(Task, name) for name in ("updates", "update", "measure"))
-        # What else may raise the loss: weights that grow, other settings, good weights at the start, an average.
-        scheduled = any(isinstance((section or {}).get("weight"), Mapping) for section in (config.loss or {}).values())
-        changes = scheduled or trainer.stage.changes or config.init_from.path or trainer.average.is_active
-        self._is_reference = plain and not changes and trainer.saver.saved_step is None
         # Not where a forward pass needs all processes, or a batch of another size would be compiled.
-        self._is_to_divide = plain and not trainer.strategy.lockstep_forward and not config.prepare.compile.enabled
+        compiles = trainer.config.prepare.compile.enabled
+        self._is_to_divide = plain and not trainer.strategy.lockstep_forward and not compiles
 
     def __call__(self, loader: EvaluationLoader, batch: Any, output: Any, losses: Losses) -> None:
         """Check a batch that is on the device, in evaluation mode and without gradients."""
@@ -53,20 +48,10 @@ class FirstBatch:
         warn_of_missing_zero(name, batch, output)
         warn_of_probabilities(name, output)
         warn_of_nan(name, loader.keys[0][1], batch, values)
-        if loader.split == "val" and self._is_reference:
-            self._remember(f"{loader.name}." if loader.name else "", values)
         if loader.split == "val" and self._is_to_divide and "loss" in losses:
             self._is_to_divide = False
             with suppress(Exception):  # what cannot be divided is not checked
                 self._divide(loader)
-
-    def _remember(self, prefix: str, values: Mapping[str, float]) -> None:
-        """Note the loss of the untrained model: the one that decides about the best checkpoint, or the sum."""
-        best = self.trainer.best
-        name = best.config.metric.removeprefix(prefix)
-        name = name if name in values and best.mode == "min" else "loss"
-        if best.config.metric.startswith(prefix) and math.isfinite(values.get(name, math.nan)):
-            best.untrained[f"{prefix}{name}"] = values[name]
 
     def _divide(self, loader: EvaluationLoader) -> None:
         """Warn if the loss of some samples is not the mean of the losses of pairs of them, weighted by `count`.
@@ -107,18 +92,6 @@ class FirstBatch:
             "depends on eval_batch_size, and training on optim.accumulate. {}",
             *(name, whole[name], size, label(loader.split, loader.name), joined[name], _MEAN),
         )
-
-
-def warn_of_data(trainer: Trainer) -> None:
-    """Warn of what the samples show that were read before training."""
-    loaders = trainer.parts.deciding_data()
-    for name, reading in trainer.read.items():
-        seen = reading.seen.values()
-        warn_of_range(name, min((one.low for one in seen), default=0), max((one.high for one in seen), default=0))
-        if text := varying(name, reading, loaders[name]):
-            logger.warning("{}", text)
-    if isinstance(trainer.stream, TrainStream):
-        warn_of_sorted_classes(trainer.stream, trainer.read["train"].seen)
 
 
 def warn_of_range(name: str, low: float, high: float) -> None:

@@ -15,7 +15,6 @@ from common.data.keyed import seed_all
 from common.data.reading import checksum
 from common.data.view import innermost, is_map_style
 from common.data.workers import OtherProcess, context_of
-from common.distributed import Rank
 
 _FILES, _SAMPLES = 200, 8  # compared at most: pairs of files, and samples of a split
 _LONGEST = 5.0  # seconds that reading these samples may take
@@ -25,7 +24,7 @@ _ADVICE = (
 )
 
 
-def warn_of_shared_samples(loaders: Mapping[str, Any], rank: Rank) -> None:
+def warn_of_shared_samples(loaders: Mapping[str, Any]) -> None:
     """Warn of splits that have samples in common.
 
     `sample_ids()` of a dataset gives one hashable value per sample, the same for the same sample in any split, such as
@@ -35,8 +34,6 @@ def warn_of_shared_samples(loaders: Mapping[str, Any], rank: Rank) -> None:
     Args:
         loaders: of the datasets, by `label`.
     """
-    if not rank.is_main:
-        return
     sets = {name: loader.dataset for name, loader in loaders.items() if is_map_style(loader.dataset)}
     ids = {
         name: set(islice(dataset.sample_ids(), len(dataset)))

@@ -9,10 +9,30 @@ from statistics import median
 
 from loguru import logger
 
+from common.trainer import Trainer
+
 _BLOCK = 20  # losses that are judged together, by their median
 _LEAST = 0.1  # a rise from nothing to less than this is no divergence
 _PATIENCE = 1000  # steps that a loss may stay high after it was low; early in a run a quarter of its steps
 _ADVICE = "try a smaller optim.lr, optim.lr_scheduler.warmup or clip_gradients 1, from a checkpoint before it"
+
+
+class Divergence:
+    """Watches the loss of a run, in each stage anew: losses under other settings are not comparable."""
+
+    def __init__(self, trainer: Trainer) -> None:
+        self.trainer = trainer
+        self._begin()
+
+    def _begin(self) -> None:
+        self._stage = self.trainer.stage.number
+        self._watch = DivergenceWatch(logged_losses(self.trainer.paths.metrics_file, self.trainer.stage.start))
+
+    def __call__(self, step: int, loss: float) -> None:
+        """Take the loss of a step, over all processes."""
+        if self._stage != self.trainer.stage.number:
+            self._begin()
+        self._watch(step, loss)
 
 
 class DivergenceWatch:

@@ -48,13 +48,13 @@ def count_classes(dataset: Any) -> dict[str, int]:
 
 
 def describe_classes(dataset: Any) -> str:
-    """Describe the classes: `, classes cat 40, horse 0 (3 files ignored: .heic)`; "" if the labels are not known."""
+    """Describe the classes: `classes cat 40, horse 0 (3 files ignored: .heic)`; "" if the labels are not known."""
     counts, ignored = count_classes(dataset), getattr(dataset, "ignored", {})
     lines = [f"{name} {count}{_listing(ignored.get(name))}" for name, count in counts.items()]
     if len(lines) > _ALL:
         several = f"{len(lines)} classes of {min(counts.values())} to {max(counts.values())} samples: "
-        return f", {several}{', '.join(lines[:_FIRST])}, ..."
-    return f", classes {', '.join(lines)}" if lines else ""
+        return f"{several}{', '.join(lines[:_FIRST])}, ..."
+    return f"classes {', '.join(lines)}" if lines else ""
 
 
 def _listing(suffixes: Counter[str] | None) -> str:
