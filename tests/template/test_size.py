@@ -13,13 +13,13 @@ from support import REPO, TEMPLATE, Render
 # Tokens of code, without comments and docstrings; lines are free, so write plain ones. "own": all Python but tests and
 # examples; "files": of any kind. Each number: the limit, which is what was reached and may only fall, and the aim.
 SIZE = {
-    ("core", "own"): (124_920, 75_000),
-    ("core", "tests"): (49_400, 32_000),
-    ("core", "files"): (265, 170),
-    ("usual", "own"): (147_500, 105_000),
-    ("usual", "tests"): (66_600, 56_000),
-    ("all", "own"): (185_100, 160_000),
-    ("all", "tests"): (84_000, 74_000),
+    ("core", "own"): (112_910, 75_000),
+    ("core", "tests"): (43_814, 32_000),
+    ("core", "files"): (251, 170),
+    ("usual", "own"): (145_198, 105_000),
+    ("usual", "tests"): (64_566, 56_000),
+    ("all", "own"): (184_716, 160_000),
+    ("all", "tests"): (83_862, 74_000),
 }
 WORDS = {
     "README of the project": (1_800, 1_800),

@@ -16,7 +16,7 @@ from common.distributed.seed import mix
 from common.progress import Position
 from tests.conftest import PROJECT, Runs, same
 from tests.data.test_data import Noisy, seen, stream_of
-from tests.data.test_order import Labelled, WeightedDigits, order_of
+from tests.data.test_sampling import Labelled, WeightedDigits, order_of
 from tests.ranks import refused
 from tests.resume import final, words
 

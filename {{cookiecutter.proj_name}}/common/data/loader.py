@@ -31,14 +31,13 @@ class LoaderConfig:
         str | dict[str, Any] | None,
         Registered(COLLATE_REGISTRY),
         Field(
-            description="name or module:function, or {type, arguments}; mixup and cutmix: training only; null: the "
-            "dataset's own, or PyTorch's default"
+            description="name or module:function, or {type, arguments}; null: the dataset's own, or PyTorch's default"
         ),
     ] = None
     order: Annotated[
         dict[str, Any],
         Registered(ORDER_REGISTRY),
-        Field(description="train: order of an epoch's samples: shuffle, sequential, weighted, balanced, or your own"),
+        Field(description="train: order of an epoch's samples: see --list order"),
     ] = field(default_factory=lambda: {"type": "shuffle"})
     drop_last: Annotated[bool, Field(description="train: leave out an epoch's last step if it is not full")] = False
     pin_memory: Annotated[bool | None, Field(description="page-locked batches; null: on when training on a GPU")] = None
@@ -47,7 +46,6 @@ class LoaderConfig:
         Field(description="how workers start; null: Python's default; spawn, forkserver: for datasets that use CUDA"),
     ] = None
     prefetch: Annotated[int, Field(ge=1, description="batches each worker reads ahead")] = 2
-    prefetch_to_device: Annotated[bool, Field(description="no longer has any effect; kept for older configs")] = False
     persistent: Annotated[bool, Field(description="keep workers alive between epochs")] = True
     timeout: Annotated[int, Field(ge=0, description="seconds to wait for a worker's batch; 0: no limit")] = 0
 

@@ -8,6 +8,7 @@ import torch
 
 from common.data.sections import build_dataset
 import train
+from tests.checkpoint.test_state import its_state_is_restored
 from tests.conftest import Runs, load, metrics, same
 from tests.samples import Digits
 
@@ -118,3 +119,14 @@ def test_a_run_on_parts_is_a_run_on_the_whole(runs: Runs) -> None:
     assert same(load(whole)["model"], load(parts)["model"])
     assert metrics(whole, "val")[-1]["values"] == metrics(parts, "val")[-1]["values"]
     assert "train data Concat" in (parts / "train.log").read_text()
+
+
+SETS = "[{type: tests.samples.Digits}, {type: tests.checkpoint.test_state.Counting}]"
+CONCAT = f"{{$REPLACE: true, type: Concat, sets: {SETS}}}"
+REPEAT = "{$REPLACE: true, type: Repeat, times: 2, set: {type: tests.checkpoint.test_state.Counting}}"
+
+
+@pytest.mark.parametrize("section", [CONCAT, REPEAT], ids=["Concat", "Repeat"])
+def test_a_state_inside_of_others(runs: Runs, section: str) -> None:
+    """Restored with the run."""
+    its_state_is_restored(runs, section)
