@@ -3,8 +3,8 @@
     python tools/picture.py [FOLDER]
 
 Renders a project, makes mistakes in it, trains it, kills it and resumes it, all on the CPU. `mistakes.svg` shows how
-mistakes are explained; `run.svg` a run that was killed and resumed, and its report. Both are written to FOLDER;
-without one, to docs/ here and in the project.
+mistakes are explained; `run.svg` a run that was killed and resumed. Both are written to FOLDER; without one, to docs/
+here and in the project.
 """
 
 import os
@@ -46,9 +46,6 @@ STYLE = """
 text { font-family: ui-monospace, Menlo, Consolas, 'DejaVu Sans Mono', monospace; font-size: 13.5px; fill: #c9d1d9 }
 text.prompt { fill: #fff; font-weight: bold } text.best { fill: #7ee787 } text.bad { fill: #ffa198 }
 text.dim { fill: #8b949e }
-.card { fill: #fff; stroke: #d0d7de }
-text.card, .chart text { font-family: sans-serif; fill: #1f2328; stroke: none; font-size: 13px }
-@media (prefers-color-scheme: dark) { .card { fill: #151b23; stroke: #3d444d } text.card { fill: #f0f6fc } }
 """
 
 
@@ -77,7 +74,7 @@ def mistakes(project: Path) -> str:
 
 
 def killed(project: Path) -> str:
-    """Return a run that is killed and resumed, another one that is not, and the report of the first."""
+    """Return a run that is killed and resumed, and another one that is not."""
     (project / "custom" / "models" / "my_model.py").unlink()
     first = kill(project, TRAIN)
     resumed, whole = run(project, f"{TRAIN} --resume auto"), run(project, f"{TRAIN} --name uncut")
@@ -87,10 +84,8 @@ def killed(project: Path) -> str:
         f"$ {TRAIN} --name uncut", "...", *last_lines(whole),
         f"$ {SAME}", *run(project, SAME),
     ]  # fmt: skip
-    top, shown = terminal(0, lines)
-    page = (project / "experiments" / "default" / "report.html").read_text(encoding="utf-8")
-    bottom, report = of_report(top + 14, page)
-    return svg("A run that was killed and resumed, with the same results, and its report", bottom, [*shown, *report])
+    bottom, shown = terminal(0, lines)
+    return svg("A run that was killed and resumed, with the same results", bottom, shown)
 
 
 def environment() -> dict[str, str]:
@@ -160,42 +155,6 @@ def terminal(y: float, lines: Sequence[str]) -> tuple[float, list[str]]:
         length = f'textLength="{LETTER * len(piece.strip()):.1f}"'
         parts.append(f'<text class="{kind}" {place} {length} xml:space="preserve">{escape(piece.strip())}</text>')
     return y + height, parts
-
-
-def of_report(y: float, page: str) -> tuple[float, list[str]]:
-    """Return a report's main numbers and first two charts, from `y` on; the lower end, and the elements."""
-    cards = re.findall(r"<li[^>]*><span>([^<]*)</span><b><data[^>]*>([^<]*)</data></b><span>([^<]*)</span></li>", page)
-    figures = re.findall(r"<figcaption>([^<]*)(.*?)<ul[^>]*>(.*?)</ul>\s*(<svg.*?</svg>)", page, re.DOTALL)[:2]
-    width, across = (WIDTH - 2 * PAD - 14 * (len(cards) - 1)) / len(cards), (WIDTH - 2 * PAD - 14) / 2
-    chart_height = across * 300 / 560
-    parts = [f'<rect class="card" x=".5" y="{y}" width="{WIDTH - 1}" height="{170 + chart_height:.0f}" rx="8"/>']
-    parts.append(f'<text class="card" x="{PAD}" y="{y + 28}" font-weight="bold">report.html</text>')
-    for at, (name, value, note) in enumerate(cards):
-        x = PAD + at * (width + 14)
-        parts.append(f'<rect class="card" x="{x:.1f}" y="{y + 42}" width="{width:.1f}" height="76" rx="6"/>')
-        for text, down, size in ((name, 62, 12), (value, 88, 20), (note, 108, 12)):
-            place = f'x="{x + 10:.1f}" y="{y + down}" style="font-size: {size}px"'
-            parts.append(f'<text class="card" {place}>{text}</text>')
-    for at, (title, scale, legend, chart) in enumerate(figures):
-        x = PAD + at * (across + 14)
-        names = "".join(
-            f'<tspan dx="14" style="fill: var(--{kind[:2]})">{name}</tspan>'
-            for kind, name in re.findall(r'<li class="(c[^"]*)">([^<]*)</li>', legend)
-        )
-        words = f'<tspan font-weight="bold">{title}{" (log scale)" * ("<small" in scale)}</tspan>{names}'
-        parts.append(f'<text class="card chart" x="{x:.1f}" y="{y + 146}">{words}</text>')
-        place = f'<svg class="chart" x="{x:.1f}" y="{y + 156}" width="{across:.1f}" height="{chart_height:.1f}" '
-        parts.append(chart.replace("<svg ", place, 1))
-    return y + 171 + chart_height, [f"<style>{style_of_charts(page)}</style>", *parts]
-
-
-def style_of_charts(page: str) -> str:
-    """Return the rules for charts in a report's style, light and dark."""
-    style = page.partition("<style>")[2].partition("</style>")[0]
-    light, dark = re.findall(r":root \{(.*?)\}", style, re.DOTALL)[:2]
-    rules = re.findall(r"^(?:svg|\.c\d) .*", style, re.MULTILINE)
-    rules = [rule.replace("svg ", ".chart ") for rule in rules if not rule.startswith("svg {")]
-    return "\n".join([f".chart {{{light}}}", f"@media (prefers-color-scheme: dark) {{ .chart {{{dark}}} }}", *rules])
 
 
 def svg(title: str, height: float, body: Sequence[str]) -> str:

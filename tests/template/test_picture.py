@@ -19,7 +19,7 @@ def texts_of(picture: Path) -> list[str]:
 
 
 def check(folder: Path) -> None:
-    """Three mistakes at once, an error with its line and a hint, the same bits after a kill, a report."""
+    """Three mistakes at once, an error with its line and a hint, the same bits after a kill."""
     mistakes, run = (texts_of(folder / name) for name in PICTURES)
     assert "error: The configuration has 3 problems:" in mistakes
     assert any(re.match(r"at +custom/models/my_model.py:14, in forward", text) for text in mistakes)
@@ -28,10 +28,6 @@ def check(folder: Path) -> None:
     assert any("this resume is bit-exact" in text for text in run)
     assert any(re.match(r"same: \d+ rows up to step 760, \d+ tensors", text) for text in run)
     assert any(re.match(r"\S+ INFO +eval +\d+/\d+ step .* Accuracy 0\.9", text) for text in run)
-    assert "report.html" in run
-    assert any("log scale" in text for text in run)
-    drawn = ElementTree.parse(folder / "run.svg")
-    assert len(list(drawn.iter(f"{SVG}polyline"))) == 5  # training, validation, evaluation; of accuracy the last two
     assert not any("/tmp" in text for text in (*mistakes, *run))
     assert all((folder / name).stat().st_size < 150_000 for name in PICTURES)
 

@@ -494,6 +494,6 @@ def test_a_sweep_is_an_array(project: Project) -> None:
     assert [project.status(name)["state"] for name in names] == ["finished", "finished", "failed", "failed"]
     widths = [project.final(name)["model"]["head.2.weight"].shape[1] for name in names[:2]]
     assert widths == [32, 64]
-    shown = project.call(sys.executable, "-m", "tools.runs", str(project.run("swept")), "--failed")
+    shown = project.call(sys.executable, "-m", "tools.runs", str(project.run("swept")))
     assert "this task is to fail" in shown.stdout
     assert "width" in shown.stdout

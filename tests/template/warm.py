@@ -23,7 +23,7 @@ from typing import Any
 # Nothing of the project, which each program imports for itself.
 PACKAGES = (
     "torch.distributed.run", "torch.utils.tensorboard", "torch.utils.data", "torch.utils.flop_counter", "pydantic",
-    "loguru", "yaml", "PIL.Image", "jinja2", "numpy", "sympy",
+    "loguru", "yaml", "PIL.Image", "numpy", "sympy",
 )  # fmt: skip
 FORWARDED = ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2")
 # What `python` is on the PATH. It asks for the program, passes signals on, and ends as the program did.

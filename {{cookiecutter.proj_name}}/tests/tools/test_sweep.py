@@ -20,7 +20,7 @@ from tests.conftest import ENVIRONMENT, PROJECT, SMALL, run
 from tools.sweep import __main__ as sweep
 from tools.sweep.runs import devices
 from tools.sweep.search import Search
-from tools.sweep.space import corners, draw, read_space, run_name, short_names
+from tools.sweep.space import corners, draw, read_space, run_name
 
 # A plugin: the run with this name fails while there is a file `spoil`; all are slow while there is a file `slow`.
 PLUGIN = """
@@ -146,9 +146,6 @@ def test_a_search_ends_trials_that_are_worse(tmp_path: Path, monkeypatch: pytest
 def test_names_are_short_and_safe() -> None:
     assert run_name({"optim.lr": "1e-2", "model.width": "16"}) == "lr=1e-2_width=16"
     assert run_name({"optim.lr": "1"}, taken=["lr=1", "lr=1_2"]) == "lr=1_3"
-    assert short_names(["dataset.train.size", "dataset.val.size"]) == {
-        "dataset.train.size": "train.size", "dataset.val.size": "val.size",
-    }  # fmt: skip
     name = run_name({"loss": "{$REPLACE: true, a/b: {type: torch.nn.MSELoss}}"})
     assert not set(name) & set("/ {}:$'\"")
     assert len(run_name({"loss": "x" * 300})) < 110

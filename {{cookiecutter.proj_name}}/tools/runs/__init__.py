@@ -1,1 +1,1 @@
-"""The table of runs, and the report of one or several."""
+"""The table of runs."""

@@ -1,9 +1,8 @@
-"""What several runs have in common and what not: their results, the better one, and the keys that differ.
+"""What several runs have in common and what not: the keys that differ, and the better one.
 
 Imports no PyTorch, so that a table of runs appears at once.
 """
 
-import json
 import os
 import re
 import shlex
@@ -11,12 +10,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 from common.base.errors import UserError
 from common.base.text import number
-from common.config import nearest
 from common.config.problem import ABSENT, shown_path
 from common.config.source import read_file
 from common.run.paths import PROJECT, RunPaths
@@ -31,12 +28,13 @@ _DEPTH = 4  # folders below the one that is searched
 _BANNER = re.compile(r"^=+ .+ =+$", re.MULTILINE)  # in train.log, between two attempts
 _TIME = re.compile(r"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{3}", re.MULTILINE)
 
+Ranking = tuple[str, str, str]
+
 
 def find_runs(folder: Path) -> list[RunFiles]:
     """Find the run in a folder, or the runs anywhere below it, in the order of their paths. Raises `UserError`."""
     if not folder.is_dir():
-        near = nearest(folder.name, [path.name for path in folder.parent.glob("*") if path.is_dir()])
-        raise UserError(f"there is no folder {folder}{f'; did you mean {folder.with_name(near)}?' if near else ''}")
+        raise UserError(f"there is no folder {folder}")
     runs = [read_run(path) for path in sorted(_run_folders(folder, _DEPTH))]
     if not runs:
         raise UserError(f"there are no runs in {folder}: a run is a folder with status.json or metrics.jsonl")
@@ -56,81 +54,41 @@ def _run_folders(folder: Path, depth: int) -> Iterator[Path]:
 
 def results(run: RunFiles) -> dict[str, float]:
     """`val.NAME` of the best validation, or the last one if none was the best; `eval.NAME` of the last evaluation."""
-    val, evaluation = run.measured("val"), run.measured("eval")
+    val = run.measured("val")
+    evaluation = run.measured("eval")
     step = run.best["step"] if run.best else max(val, default=-1)
-    measured = {"val": val.get(step, {}), "eval": evaluation.get(max(evaluation, default=-1), {})}
-    return {f"{split}.{name}": value for split, values in measured.items() for name, value in values.items()}
-
-
-def twins(runs: Sequence[RunFiles]) -> set[str]:
-    """Return the losses equal to the sum in each run that has measured anything, as in runs with a single loss."""
-    last = [run.last.get("val", run.last.get("train", {})) for run in runs if run.last]
-    equal = [{name for name, value in row.items() if name != "loss" and value == row.get("loss")} for row in last]
-    return set.intersection(*equal) if equal else set()
-
-
-def evaluations(run: RunFiles) -> dict[str, dict[str, float]]:
-    """Return the values that evaluate.py has written to the run's eval folder, by name of the checkpoint and split."""
-    results = {}
-    for file in sorted(RunPaths(run.path).eval.glob("*/metrics.json")):
-        with suppress(OSError, ValueError, LookupError, TypeError, AttributeError):
-            if "checkpoint" in (about := json.loads(file.read_text())):
-                values = {name: float(value) for name, value in about["values"].items()}
-                results[f"evaluate.py, {file.parent.name}"] = values
-    return results
-
-
-def epoch(run: RunFiles) -> float:
-    """Return the epoch of the last measurement."""
-    return max((row["epoch"] for row in run.records if "epoch" in row), default=0)
-
-
-def durations(run: RunFiles) -> list[float]:
-    """Seconds of each attempt, from the times in train.log."""
-    try:
-        parts = _BANNER.split(RunPaths(run.path).log_file().read_text(errors="replace"))
-    except OSError:
-        return []
-    times = [[datetime.fromisoformat(time) for time in _TIME.findall(part)] for part in parts]
-    return [(span[-1] - span[0]).total_seconds() for span in times if span]
+    found = {f"val.{name}": value for name, value in val.get(step, {}).items()}
+    last = evaluation.get(max(evaluation, default=-1), {})
+    return found | {f"eval.{name}": value for name, value in last.items()}
 
 
 def seconds(run: RunFiles) -> float:
-    """Duration of all attempts together."""
-    return sum(durations(run))
+    """Duration of all attempts together, from the times in train.log."""
+    try:
+        attempts = _BANNER.split(RunPaths(run.path).log_file().read_text(errors="replace"))
+    except OSError:
+        return 0
+    total = 0.0
+    for attempt in attempts:
+        times = _TIME.findall(attempt)
+        if times:
+            total += (datetime.fromisoformat(times[-1]) - datetime.fromisoformat(times[0])).total_seconds()
+    return total
 
 
-def device_hours(run: RunFiles) -> float:
-    """Hours of all attempts, each times its processes: every one has a device of its own."""
-    sizes = [attempt.get("world_size", 1) for attempt in run.attempts] or [1]
-    return sum(time * sizes[min(at, len(sizes) - 1)] for at, time in enumerate(durations(run))) / 3600
-
-
-def speed(run: RunFiles) -> dict[str, float]:
-    """Return the medians over the log lines: samples and items per second, TFLOP/s and MFU, where known."""
-    columns: dict[str, list[float]] = {}
-    for row in run.measured("speed").values():
-        for name in (name for name in row if name.endswith("_per_second") or name in ("tflops", "mfu")):
-            columns.setdefault(name, []).append(row[name])
-    return {name: median(values) for name, values in columns.items()}
-
-
-def mode(run: RunFiles, name: str = "") -> str:
-    """Return whether the lower ("min") or the higher ("max") of two values of a loss or metric is better.
-
-    Args:
-        name: by default the metric that the best checkpoint is chosen by.
-    """
+def mode(run: RunFiles) -> str:
+    """Return whether the lower ("min") or the higher ("max") value of the metric in `best` is better."""
     metric = run.config.get("best.metric", "loss")
-    if not name or name == metric:
-        if (given := run.config.get("best.mode")) in ("min", "max"):
-            return str(given)
-        values = [row[metric] for row in run.measured("val").values() if metric in row]
+    if run.config.get("best.mode") in ("min", "max"):
+        return str(run.config["best.mode"])
+    if run.best:
         # Of all values, the best one is the lowest or the highest; but two that are almost equal can be in any order.
-        gaps = sum((value > run.best["value"]) - (value < run.best["value"]) for value in values) if run.best else 0
-        if gaps:
-            return "min" if gaps > 0 else "max"
-    return _mode_by_class(run, name or metric)
+        values = [row[metric] for row in run.measured("val").values() if metric in row]
+        above = sum(value > run.best["value"] for value in values)
+        below = sum(value < run.best["value"] for value in values)
+        if above != below:
+            return "min" if above > below else "max"
+    return _mode_by_class(run, metric)
 
 
 def _mode_by_class(run: RunFiles, name: str) -> str:
@@ -149,7 +107,7 @@ def _mode_by_class(run: RunFiles, name: str) -> str:
     return "max"
 
 
-def ranking(run: RunFiles) -> tuple[str, str, str]:
+def ranking(run: RunFiles) -> Ranking:
     """Return what a run is ranked by: its metric, its validation data as text, and how the metric is computed.
 
     Runs are compared if all three agree. Image sizes and transforms are ignored: they only prepare the same data
@@ -178,9 +136,9 @@ def definition(run: RunFiles, name: str) -> str:
     return ", ".join(f"{key} {to_text(run.config[key])}" for key in keys)
 
 
-def rank_runs(runs: Iterable[RunFiles]) -> dict[tuple[str, str, str], list[RunFiles]]:
+def rank_runs(runs: Iterable[RunFiles]) -> dict[Ranking, list[RunFiles]]:
     """Return the runs that have a best validation by what they are ranked by, see `ranking`; the best first."""
-    groups: dict[tuple[str, str, str], list[tuple[float, RunFiles]]] = {}
+    groups: dict[Ranking, list[tuple[float, RunFiles]]] = {}
     for run in runs:
         if run.best:
             value = run.best["value"] * (-1 if mode(run) == "max" else 1)
@@ -188,33 +146,19 @@ def rank_runs(runs: Iterable[RunFiles]) -> dict[tuple[str, str, str], list[RunFi
     return {what: [run for _, run in sorted(group, key=lambda pair: pair[0])] for what, group in groups.items()}
 
 
-def conclusion(runs: Sequence[RunFiles], names: Sequence[str]) -> list[tuple[str, str]]:
-    """Return for each metric and validation data which run is best, by what, and the command that evaluates it."""
-    lines, groups = [], rank_runs(runs)
-    for (metric, data, definition), (run, *_) in groups.items():
-        best, file = run.best or {}, RunPaths(run.path).checkpoints / "best.pt"
-        by = f"{metric} on {data}" if len({key[1] for key in groups}) > 1 else metric
-        if len({key[2] for key in groups if key[0] == metric}) > 1:
-            by += f" ({definition})"
-        name = names[[other is run for other in runs].index(True)]
-        text = f"best by {by}: {name}, {number(best['value']).strip()} at step {best['step']}"
-        command = f"python evaluate.py --model_pt {shlex.quote(shown_path(file))}" if file.is_file() else ""
-        lines.append((text if command else f"{text}; its best.pt is gone", command))
-    if len(lines) > 1:
-        lines.insert(0, (_RANKED, ""))
+def conclusion(ranked: dict[Ranking, list[RunFiles]]) -> list[str]:
+    """Return for each metric and validation data which run is best, and the command that evaluates it, in lines."""
+    lines = [_RANKED] if len(ranked) > 1 else []
+    for (metric, data, computed), (run, *_) in ranked.items():
+        by = f"{metric} on {data}" if len({key[1] for key in ranked}) > 1 else metric
+        if len({key[2] for key in ranked if key[0] == metric}) > 1:
+            by += f" ({computed})"
+        assert run.best is not None
+        lines.append(f"best by {by}: {run.name}, {number(run.best['value']).strip()} at step {run.best['step']}")
+        file = RunPaths(run.path).checkpoints / "best.pt"
+        if file.is_file():
+            lines.append(f"  python evaluate.py --model_pt {shlex.quote(shown_path(file))}")
     return lines
-
-
-def is_failed_start(run: RunFiles) -> bool:
-    """Return whether a run failed before its first step, and saved nothing."""
-    return run.state == "failed" and run.step == 0 and not any(RunPaths(run.path).checkpoints.glob("*"))
-
-
-def defaults() -> dict[str, Any]:
-    """configs/default.yaml by dotted key; empty if it cannot be read."""
-    with suppress(OSError, UserError):
-        return leaves(read_file(PROJECT / "configs" / "default.yaml"))
-    return {}
 
 
 def differing(runs: Sequence[RunFiles]) -> list[str]:
@@ -223,36 +167,30 @@ def differing(runs: Sequence[RunFiles]) -> list[str]:
     A run that lacks a key, since its model has other arguments or its code was older, counts as equal to runs that have
     the default.
     """
-    usual, readable = defaults(), [run.config for run in runs if run.config]
+    usual: dict[str, Any] = {}
+    with suppress(OSError, UserError):
+        usual = leaves(read_file(PROJECT / "configs" / "default.yaml"))
+    readable = [run.config for run in runs if run.config]
     keys = dict.fromkeys(key for config in readable for key in config if not _NOT_COMPARED.fullmatch(key))
     columns = {key: [config.get(key, usual.get(key, ABSENT)) for config in readable] for key in keys}
     return [key for key, values in columns.items() if any(value != values[0] for value in values)]
 
 
-def find_changes(run: RunFiles) -> list[tuple[str, Any, Any]]:
-    """Return each key of the run that differs from configs/default.yaml: key, value there, value of the run.
-
-    A section of another `type` has other keys, which are ABSENT there; a key that the run lacks is left out.
-    """
-    usual = defaults()
-    return [
-        (key, usual.get(key, ABSENT), value)
-        for key, value in run.config.items()
-        if not _NOT_COMPARED.fullmatch(key) and usual.get(key, ABSENT) != value
-    ]
+def short_names(keys: Sequence[str]) -> dict[str, str]:
+    """Return a short name for each dotted key: as many of its last words as it takes to tell it from the others."""
+    names = {}
+    for key in keys:
+        words = key.split(".")
+        tails = (".".join(words[at:]) for at in reversed(range(len(words))))
+        unlike = (tail for tail in tails if sum(f".{other}".endswith(f".{tail}") for other in keys) == 1)
+        names[key] = next(unlike, key)
+    return names
 
 
 def to_text(value: Any) -> str:
-    """Return a number, text or list in a few characters; of what is ABSENT, a dash."""
-    if value is ABSENT or value is None or isinstance(value, bool):
-        return "–" if value is ABSENT else "null" if value is None else str(value).lower()
+    """Return a value of a config in a few characters."""
+    if value is None or isinstance(value, bool):
+        return "null" if value is None else str(value).lower()
     if isinstance(value, float):
         return f"{value:.4g}"
     return ",".join(map(to_text, value)) if isinstance(value, list) else str(value)
-
-
-def duration(number: float) -> str:
-    """Seconds as 9 s, 3:05 min or 1:02:03 h."""
-    minutes, rest = divmod(round(number), 60)
-    hours = f"{minutes // 60}:{minutes % 60:02}:{rest:02} h"
-    return hours if minutes >= 60 else f"{minutes}:{rest:02} min" if minutes else f"{rest} s"

@@ -10,6 +10,7 @@ from itertools import product
 from typing import NamedTuple
 
 from common.base.errors import UserError
+from tools.runs.compare import short_names
 
 SPEC = "log:1e-5:1e-1 (logarithmic), float:0:0.5, int:16:64, logint:16:1024, or choices: a,b,c"
 _NUMBER = r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"
@@ -136,17 +137,6 @@ def corners(space: Space) -> list[dict[str, str]]:
         if isinstance(choices, Range):
             ends[key] = [str(int(end)) if choices.whole else repr(end) for end in (choices.low, choices.high)]
     return [{key: ends[key][at % len(ends[key])] for key in space} for at in range(max(map(len, ends.values())))]
-
-
-def short_names(keys: Sequence[str]) -> dict[str, str]:
-    """Return a short name for each dotted key: as many of its last words as it takes to tell it from the others."""
-    names = {}
-    for key in keys:
-        words = key.split(".")
-        tails = (".".join(words[at:]) for at in reversed(range(len(words))))
-        unlike = (tail for tail in tails if sum(f".{other}".endswith(f".{tail}") for other in keys) == 1)
-        names[key] = next(unlike, key)
-    return names
 
 
 def run_name(values: Mapping[str, str], taken: Sequence[str] = ()) -> str:
