@@ -155,7 +155,7 @@ def test_a_signal_to_all_processes(runs: Runs, number: signal.Signals, code: int
             os.killpg(child.pid, signal.SIGKILL)
     assert child.returncode == code, errors
     assert "Traceback" not in errors, errors
-    assert "latest.pt" in errors.splitlines()[-1]
+    assert "python train.py --resume" in errors.splitlines()[-1]
     assert json.loads((runs.root / "run" / "status.json").read_text())["reason"] == number.name
 
 
