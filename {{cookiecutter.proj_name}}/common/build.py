@@ -11,17 +11,16 @@ from torch.nn.parameter import is_lazy
 
 from common.base.context import error_context
 from common.base.errors import UserError
-from common.base.parts import part
+from common.base.parts import part, required
 from common.base.text import label
 from common.checkpoint.weights import init_weights
 from common.config.names import join_names
 from common.config.registry import MODEL_REGISTRY, TASK_REGISTRY
-from common.data.iterable import IterableStream
 from common.data.loader import BatchStream, EvaluationLoader, TrainStream
 from common.data.order import EpochOrder
 from common.data.plan import EpochPlan
 from common.data.sections import build_dataset, sets_of
-from common.data.view import is_map_style
+from common.data.view import is_map_style, kind_of
 from common.distributed import Rank, check_same
 from common.distributed.seed import mix, set_seed
 from common.distributed.tree import leaves_here
@@ -89,16 +88,10 @@ def build_stream(config: RunConfig, rank: Rank, seed: int) -> BatchStream:
     """Build the training data, divided among the ranks, and shuffled unless it can only be read in order."""
     dataset = seeded_dataset(config, "train", "train", config.dataset.train, rank, seed)
     if not is_map_style(dataset):
-        return IterableStream(
-            dataset,
-            config.loader,
-            batch_size=config.batch_size,
-            accumulate=config.optim.accumulate,
-            worker=config.num_workers,
-            rank=rank,
-            seed=seed,
-            limit=config.debug.max_samples,
-        )
+        asks = f"dataset.train: {kind_of(dataset)} has no __len__ and __getitem__, so it"
+        streams = required("streams", "stream", asks)
+        stream: BatchStream = streams.IterableStream(dataset, config, rank, seed)
+        return stream
     is_fixed = config.dist.reduction == "fixed"
     accumulate = config.optim.accumulate
     order = EpochOrder(config.loader.order, dataset, seed)

@@ -28,8 +28,8 @@ DIGITS = {"type": "DigitsDataset"}
         ({"type": "Subset", "set": DIGITS, "fraction": [0.5, 0.2]}, "number or [from, to] within 0..1"),
         ({"type": "Concat", "sets": [DIGITS, numbers(0)]}, "sets[1] has the classes even, odd, but sets[0] has 0, 1"),
         (
-            {"type": "Repeat", "times": 2, "set": {"type": "tests.data.test_iterable.Stream"}},
-            "set is a tests.data.test_iterable.Stream, which can only be read in order",
+            {"type": "Repeat", "times": 2, "set": {"type": "tests.parts.streams.test_streams.Stream"}},
+            "set is a tests.parts.streams.test_streams.Stream, which can only be read in order",
         ),
     ],
 )

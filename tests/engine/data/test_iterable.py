@@ -6,18 +6,19 @@ import threading
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from common.data.iterable import IterableStream
 from common.data.loader import LoaderConfig, Step
 from common.distributed import Rank
 from common.progress import Position
+from parts.streams.stream import IterableStream
 from tests.conftest import Runs, load, same
-from tests.data.test_iterable import SAMPLES, Rereading, Sharing, StatefulStream, stream
+from tests.parts.streams.test_streams import SAMPLES, Rereading, Sharing, StatefulStream, stream
 from tests.ranks import refused, several, start_ranks
 from tests.resume import cut, differing, final, same_after_cut
 from custom.datasets.digits_dataset import DigitsDataset
@@ -217,6 +218,13 @@ def test_a_step_of_uneven_shares_is_the_mean_over_its_samples(monkeypatch: pytes
     """Two ranks in two threads. The one that has no records left takes part with its first batch, and weight 0."""
     barrier, values = threading.Barrier(2, timeout=10), [None, None]
     steps: list[list[Step]] = [[], []]
+    config: Any = SimpleNamespace(
+        batch_size=2,
+        num_workers=0,
+        loader=LoaderConfig(drop_last=drop_last),
+        optim=SimpleNamespace(accumulate=1),
+        debug=SimpleNamespace(max_samples=0),
+    )
 
     def gather(value: Any, rank: Rank) -> list[Any]:
         values[rank.rank] = value
@@ -226,11 +234,9 @@ def test_a_step_of_uneven_shares_is_the_mean_over_its_samples(monkeypatch: pytes
         return found
 
     def read(number: int) -> None:
-        rank, config = Rank(rank=number, world_size=2), LoaderConfig(drop_last=drop_last)
-        stream = IterableStream(Numbers(), config, batch_size=2, accumulate=1, worker=0, rank=rank, seed=0)
-        steps[number] = list(stream.epoch(Position()))
+        steps[number] = list(IterableStream(Numbers(), config, Rank(rank=number, world_size=2), 0).epoch(Position()))
 
-    monkeypatch.setattr("common.data.iterable.gather_objects", gather)
+    monkeypatch.setattr("parts.streams.stream.gather_objects", gather)
     threads = [threading.Thread(target=read, args=(number,)) for number in (0, 1)]
     for thread in threads:
         thread.start()

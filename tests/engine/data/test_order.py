@@ -128,7 +128,7 @@ def test_an_order_that_is_not_there(runs: Runs) -> None:
         runs.train("--loader.order.type", "balance")
     with pytest.raises(UserError, match=r"loader\.order\.samples = 0"):
         runs.train("--loader.order", "{type: weighted, samples: 0}")
-    stream = "{type: tests.data.test_iterable.Stream}"
+    stream = "{type: tests.parts.streams.test_streams.Stream}"
     with pytest.raises(UserError, match="Stream is an iterable dataset, so it cannot be balanced"):
         runs.train("--loader.order.type", "balanced", "--dataset.train", stream)
     runs.train("--loader.order.type", "sequential", "--dataset.train", stream, "--progress.max_steps", "1")

@@ -27,6 +27,14 @@ def part(name: str, module: str) -> ModuleType | None:
     return import_module(f"parts.{name}.{module}")
 
 
+def required(name: str, module: str, asks: str) -> ModuleType:
+    """Return a module of the part `name`. Raises `UserError` without the part: what `asks` for it needs it."""
+    found = part(name, module)
+    if found is None:
+        raise UserError(f"{asks} {needs(name)}")
+    return found
+
+
 def part_of(key: str) -> str | None:
     """Return the part that brings a dotted key of the configuration; None for a key of the core."""
     for name, own in KEYS.items():

@@ -70,7 +70,7 @@ class Step(NamedTuple):
 
 
 class BatchStream(Protocol):
-    """Training data as the trainer sees it: a `TrainStream`, or a `common.data.iterable.IterableStream`.
+    """The seat `stream`, training data as the trainer sees it: a `TrainStream`, or what a part opens.
 
     Attributes:
         batches: what makes batches of the dataset's samples.

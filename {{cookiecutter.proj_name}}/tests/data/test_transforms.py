@@ -54,18 +54,6 @@ class Tuples:
         return Image.fromarray(np.full((8, 8), index % 256, dtype=np.uint8)), index % 10
 
 
-class Items:
-    """Iterates over digits."""
-
-    random = False
-
-    def __init__(self, data_dir: Path, mode: str) -> None:
-        self.digits = Digits(data_dir, mode)
-
-    def __iter__(self) -> Any:
-        return (self.digits[index] for index in range(96))
-
-
 def build(kind: str, *transforms: dict[str, Any], **more: Any) -> Any:
     return build_dataset({"type": kind, "transforms": list(transforms), **more}, "train", DATA)
 
@@ -96,13 +84,13 @@ def test_a_data_set_made_for_no_project() -> None:
     assert torch.equal(ToFloat()(Image.fromarray(colours))[1] * 255, torch.tensor(colours[..., 1]).float())
 
 
-@pytest.mark.parametrize("kind", ["tests.samples.Digits", "tests.data.test_transforms.Items"])
-def test_random_transforms_do_not_depend_on_workers_or_resumes(runs: Runs, kind: str) -> None:
-    """Through the user's door: seeded like all that a dataset draws, map-style or not."""
+def test_random_transforms_do_not_depend_on_workers_or_resumes(runs: Runs) -> None:
+    """Through the user's door: seeded like all that a dataset draws."""
     scale = "{type: tests.data.test_transforms.RandomScale, limit: 0.5}"
+    kind = "tests.samples.Digits"
     section = f"{{$REPLACE: true, type: {kind}, transforms: [{scale}]}}"  # the dataset itself draws nothing
     more = words("plain", "--dataset.train", section)
-    alone = final(same_after_cut(runs, "plain", *more, at=5, promised=not kind.endswith("Items"))[0])
+    alone = final(same_after_cut(runs, "plain", *more, at=5)[0])
     assert differing(alone, final(runs.train(*more, "--num_workers", "2", name="workers"))) == []
     without = final(runs.train(*words("plain", "--dataset.train", f"{{$REPLACE: true, type: {kind}}}"), name="without"))
     assert not same(alone["latest"]["model"], without["latest"]["model"])

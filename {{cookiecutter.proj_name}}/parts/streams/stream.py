@@ -15,7 +15,7 @@ from torch.utils.data import IterableDataset
 from common.base.errors import UserError
 from common.data.held import OwnGenerators
 from common.data.keyed import find_collate, loop_streams_unchanged, seed_all, set_epoch
-from common.data.loader import BatchStream, LoaderConfig, Step, make_loader, refuse_lost_state
+from common.data.loader import BatchStream, Step, make_loader, refuse_lost_state
 from common.data.misfit import make_batch
 from common.data.plan import GlobalBatch
 from common.data.view import kind_of
@@ -23,12 +23,13 @@ from common.data.workers import read
 from common.distributed import Rank, gather_objects, max_over_ranks
 from common.distributed.seed import mix
 from common.progress import Position
+from common.settings import RunConfig
 
 _STREAM = 2  # distinguishes the keys of an iterable's batches from those of samples
 _DIFFERENT_RECORDS = (
     "dataset.train: the {} read different records, so these cannot be shared out. Let the dataset read the same in "
     "every process (with an order that depends on set_epoch alone), or give it a method share(reader, readers), with "
-    "which it reads a share of its own; see docs/data.md"
+    "which it reads a share of its own; see docs/parts/streams.md"
 )
 _TOO_SHORT = "dataset.train: {} has reads_in_step, but ended after {} records of {}; it must yield all of its __len__"
 
@@ -148,42 +149,38 @@ class IterableStream(BatchStream):
     the weights. A dataset with `reads_in_step = True` has a `__len__`, the records of an epoch, by which the last step
     is known: the records of each step are then read after the one before it is complete, and may depend on the weights.
 
-    `limit`: records of an epoch at most, over all readers; with `share`, rounded up for each. 0: all.
+    `debug.max_samples` are records over all readers; with `share`, rounded up for each.
     """
 
-    def __init__(
-        self,
-        dataset: Any,
-        config: LoaderConfig,
-        *,
-        batch_size: int,
-        accumulate: int,
-        worker: int,
-        rank: Rank,
-        seed: int,
-        limit: int = 0,
-    ) -> None:
-        self.dataset, self.rank, self.accumulate, self.batch_size = dataset, rank, accumulate, batch_size
-        if (order := config.order["type"]) not in ("shuffle", "sequential"):
+    def __init__(self, dataset: Any, config: RunConfig, rank: Rank, seed: int) -> None:
+        self.dataset = dataset
+        self.rank = rank
+        self.accumulate = config.optim.accumulate
+        self.batch_size = config.batch_size
+        loader = config.loader
+        worker = config.num_workers
+        limit = config.debug.max_samples
+        order = loader.order["type"]
+        if order not in ("shuffle", "sequential"):
             raise UserError(
                 f"loader.order: {kind_of(dataset)} is an iterable dataset, so it cannot be {order}; remove this key"
             )
         refuse_lost_state(dataset, worker=0)  # with workers, the epoch is read again, and the log says so
-        self.samples_per_step = batch_size * accumulate * rank.world_size
-        self.drop_last = config.drop_last
+        self.samples_per_step = self.batch_size * self.accumulate * rank.world_size
+        self.drop_last = loader.drop_last
         self.is_exactly_resumable = callable(getattr(dataset, "state_dict", None)) and worker == 0
         self.is_in_step = bool(getattr(dataset, "reads_in_step", False))
         if self.is_in_step:
             limit = self._set_length(worker, limit)
-        collate = find_collate(dataset, config.collate, training=True)
-        self.batches = _Batches(dataset, batch_size, collate, seed, rank, limit)
+        collate = find_collate(dataset, loader.collate, training=True)
+        self.batches = _Batches(dataset, self.batch_size, collate, seed, rank, limit)
         if self.batches.shares:
             dataset.share(rank.rank, rank.world_size)  # workers call it themselves when they begin to read
         elif (readers := rank.world_size * max(1, worker)) > 1:
             logger.info("dataset.train: each of {} readers reads all records and keeps its share", readers)
         self._state: dict[str, Any] = {}  # after the step that was yielded last
         self._start: dict[str, Any] = {}  # of the next pass; empty: as the dataset is
-        self._loader = make_loader(self.batches, config, worker, seed, rank.device, batch_size=None)
+        self._loader = make_loader(self.batches, loader, worker, seed, rank.device, batch_size=None)
         self._first: _MicroBatch | None = None
         self._opened: Generator[_MicroBatch, None, None] | None = None  # the rest of the pass that `_first` was read in
         if self.batches.shares and not rank.is_single_process and not self.is_in_step:

@@ -15,7 +15,7 @@ from torch import Tensor
 from common.base.errors import UserError
 from tests.conftest import ErrorOf, Runs, load, metrics, same
 from tests.ranks import several
-from tests.resume import final, same_after_cut, words
+from tests.resume import differing, final, same_after_cut, words
 from tests.samples import Digits
 
 SAMPLES = 100
@@ -170,7 +170,7 @@ def test_a_stream_with_state_resumes_exactly(runs: Runs, name: str, at: int) -> 
 
 def test_an_iterable_cannot_be_evaluated_on(runs: Runs) -> None:
     with pytest.raises(UserError, match="needs __len__ and __getitem__"):
-        runs.train("--dataset.val", "{type: tests.data.test_iterable.Stream}")
+        runs.train("--dataset.val", "{type: tests.parts.streams.test_streams.Stream}")
 
 
 @pytest.mark.parametrize("name", ["Rereading", "AsPyTorchShows", "ShuffledAtOnce"])
@@ -180,6 +180,16 @@ def test_workers_read_each_record_once(runs: Runs, name: str) -> None:
     shared = final(runs.train(*stream(name, "--num_workers", "3"), name="shared"))
     assert same(alone["latest"]["model"], shared["latest"]["model"])
     assert alone["latest"]["position"] == shared["latest"]["position"]
+
+
+def test_random_transforms_of_a_stream(runs: Runs) -> None:
+    """Seeded like all that a dataset draws."""
+    transforms = "[{type: tests.data.test_transforms.RandomScale, limit: 0.5}]"
+    more = stream("Rereading", "--dataset.train.transforms", transforms)
+    alone = final(runs.train(*more, name="alone"))
+    assert differing(alone, final(runs.train(*more, "--num_workers", "2", name="workers"))) == []
+    without = final(runs.train(*stream("Rereading"), name="without"))
+    assert not same(alone["latest"]["model"], without["latest"]["model"])
 
 
 @pytest.mark.slow
@@ -219,7 +229,7 @@ class OwnGenerator(Rereading):
 @pytest.mark.parametrize("workers", ["0", "2"])
 def test_a_generator_of_its_own_is_seeded(runs: Runs, workers: str) -> None:
     """So that a resume reads the same records."""
-    part = "{$REPLACE: true, type: tests.data.test_iterable.OwnGenerator}"
+    part = "{$REPLACE: true, type: tests.parts.streams.test_streams.OwnGenerator}"
     same_after_cut(runs, "plain", "--dataset.train", part, "--num_workers", workers, promised=False)
 
 
@@ -232,5 +242,5 @@ class Unfit(Stream):
 
 
 def test_records_that_make_no_batch(error_of: ErrorOf) -> None:
-    text = error_of("--dataset.train", "{$REPLACE: true, type: tests.data.test_iterable.Unfit}")
+    text = error_of("--dataset.train", "{$REPLACE: true, type: tests.parts.streams.test_streams.Unfit}")
     assert "record 1 of a batch of Unfit has no 'mask', but record 2 of a batch of Unfit has" in text

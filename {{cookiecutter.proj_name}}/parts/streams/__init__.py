@@ -1,0 +1,1 @@
+"""Training data that can only be read in order: docs/parts/streams.md."""
