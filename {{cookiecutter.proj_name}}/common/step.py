@@ -9,9 +9,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from loguru import logger
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.optim import Optimizer
 
 from common.base.errors import UserError
@@ -24,7 +22,6 @@ from common.evaluation.loss import Losses
 from common.model import Strategy
 from common.model.freeze import warn_of_unused
 from common.model.warm_up import warm_up_ddp
-from common.monitor.flops import count_flops
 from common.monitor.meter import Meter
 from common.optim import Clip, needs_closure
 from common.optim.clip import gradient_norm
@@ -246,42 +243,19 @@ class OptimizerStep:
         is_wrapped = model is not self.task or self.strategy.lockstep_forward
         forward = partial(model, self.task.update) if is_wrapped else self.task.update
         update = self.updates[name] = TaskUpdate(name, model, forward, trained, others)
-        warm_up_ddp(model, trained, lambda: self._try(update, forward, sample()), self.rank)
+        warm_up_ddp(model, trained, lambda: self.trial_loss(update, forward, sample()), self.rank)
         return update
 
-    def _try(self, update: TaskUpdate, forward: Callable[[str, Any], Losses], batch: Any) -> Tensor:
+    def trial_loss(self, update: TaskUpdate, forward: Callable[[str, Any], Losses], batch: Any) -> Tensor:
         """Return the loss of a loaded batch, without taking a step."""
         batch = self.task.prepare_batch(self.precision.cast_batch(batch), self.rank.device)
         with self.precision.autocast():
             losses = forward(update.name, batch)
         return losses["loss"] if "loss" in losses else self._refuse(update)
 
-    def flops(self, step: Step) -> float:
-        """Count the operations of the step's updates, forward and backward, for each sample or item (`Task.count`).
-
-        Weights, buffers and random generators stay as they were. Every process must call this.
-        """
-        batch, forward = deepcopy(step.batches[0]), partial(self.task, self.task.update)  # past DDP, through FSDP
-        updates = [self.updates.get(name) or self._begin(name, lambda: deepcopy(batch)) for name in self.task.updates()]
-        try:
-            with random_state_unchanged(self.rank.device), buffers_unchanged(self.task):
-                items = self.count(batch) if self.count else step.global_batch.sizes[0]
-                counts = count_flops(lambda: [self._try(update, forward, batch).backward() for update in updates])
-                flops = counts["Global"] / items if items else 0.0
-        except Exception as error:  # noqa: BLE001 - if it is an error of the task, the step reports it
-            logger.info("TFLOP/s and MFU are not known, since a trial pass failed: {!r}", error)
-            flops = 0.0
-        self.task.zero_grad()
-        return flops
-
     def norm(self) -> Tensor:
         """Return the norm of the last update's gradients before clipping, or of all if nothing is clipped."""
         return gradient_norm(self.parameters) if self.grad_norm is None else self.grad_norm
-
-    def own_seconds(self) -> float:
-        """Return how long this process computes in a step without waiting for others, as DDP measures; 0 without it."""
-        logs = [use.model._get_ddp_logging_data() for use in self.updates.values() if isinstance(use.model, DDP)]
-        return sum(log.get(f"avg_{part}_compute_time", 0) for log in logs for part in ("forward", "backward")) / 1e9
 
     def _clear_gradients(self, update: TaskUpdate) -> None:
         """Clear the gradients of parameters that must not change in this step; the optimizer then skips them."""

@@ -127,7 +127,7 @@ class Task(ModelHolder, ABC):
         return self.clock.timer(name) if self.clock is not None and self.training else nullcontext()
 
     def inspect(self, show: Show) -> None:
-        """Called at every log line, without gradients: log numbers, histograms, texts and pictures with `show`."""
+        """Called at every log line, without gradients: log numbers, texts and pictures with `show`."""
 
     def after_step(self) -> None:
         """Called after every step that changed the weights, such as to update a teacher or a queue."""

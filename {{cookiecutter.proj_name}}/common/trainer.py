@@ -101,7 +101,7 @@ class Trainer:
         lockstep = self.strategy.lockstep_forward
         self.evaluator = Evaluator(self.task, self.rank, precision, lockstep, lambda: self.stop_signals.signal)
         self.average = build_average(config.optim, self.task, config.best.metric)
-        self.monitor.set_peak(precision.mode, self.task.unit)
+        self.monitor.unit = self.task.unit
 
         keep_every = Interval.parse(config.checkpoint.keep_every, "step").in_steps(steps_per_epoch)
         folder = CheckpointFolder(self.paths.checkpoints, config.checkpoint.keep, keep_every)
@@ -151,7 +151,6 @@ class Trainer:
         self.stream = self.stage.stream(self.parts)
         self.move_to(self.at)
         self.task.loss.set_weights(config.loss)
-        self.monitor.begin_stage()
         self.strategy.freeze(config.prepare.freeze)
         self.parameters = [p for p in self.task.parameters() if p.requires_grad]
         self.optimizer = build_optimizer(config.optim, self.task, self.task.groups(), earlier)
@@ -239,8 +238,6 @@ class Trainer:
         self.step = step
         if self.stage.changes:
             self.stage.enter_if_due(self)
-        if self.monitor.flops is None:  # the first step of a stage
-            self.monitor.flops = self.optimizer_step.flops(step)
         self.schedule.step(before.step - self.stage.start, self.optimizer_step.rate)
 
     def log(self, step: Step) -> None:
@@ -251,8 +248,8 @@ class Trainer:
         check_trained(self.task, self.parameters)
         self.saver.check()
         metrics = self.evaluator.metrics(step) if self.config.progress.train_metric else {}
-        norm, seconds = self.optimizer_step.norm(), self.optimizer_step.own_seconds()
-        self.monitor.train(self.at, self.optimizer, norm, metrics, seconds, self.scaled.read())
+        norm = self.optimizer_step.norm()
+        self.monitor.train(self.at, self.optimizer, norm, metrics, self.scaled.read())
         if type(self.task).inspect is not Task.inspect:
             self.evaluator.inspect(Show(self.monitor.recorder, self.at.step))
         if self.config.debug.debug_mode:

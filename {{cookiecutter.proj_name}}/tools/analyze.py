@@ -22,7 +22,6 @@ from common.distributed import has_streams
 from common.distributed.process import set_up_process
 from common.distributed.seed import choose_seed
 from common.model import prepare
-from common.monitor.flops import count_flops
 from common.monitor.log import setup_log
 from common.optim.precision import build_precision
 from common.stage import in_stage
@@ -31,6 +30,7 @@ from cli.kept import kept_bytes
 from cli.program import run
 from cli.stored_config import stored_config, train_config
 from cli.trained import find_device
+from parts.speed.flops import count_flops
 from custom.config import Config
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from common.base.errors import UserError
 from common.base.files import PROJECT
 
-KEYS = {"bad_steps": "optim.bad_steps", "ema": "optim.ema", "stages": "stages"}
+KEYS = {"bad_steps": "optim.bad_steps", "ema": "optim.ema", "speed": "speed", "stages": "stages"}
 """The parts that can be added, and the key that each brings. A checkpoint holds a part's state under its name."""
 
 

@@ -4,7 +4,6 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import field
-from statistics import median_low
 from typing import Annotated, Any, ClassVar, Literal
 
 import torch
@@ -17,9 +16,8 @@ from common.base.files import warn_on_oserror
 from common.base.text import label, number
 from common.config import dump, section
 from common.config.registry import WRITER_REGISTRY, RegisteredList
-from common.distributed import Rank, sum_over_ranks
+from common.distributed import Rank, max_over_ranks, sum_over_ranks
 from common.monitor.clock import Clock, Timing, peak_memory
-from common.monitor.flops import peak_tflops
 from common.monitor.line import current_epoch, evaluation_line, position, train_line
 from common.monitor.meter import Meter
 from common.monitor.pictures import Picture, progress_path, save_png
@@ -53,8 +51,6 @@ class MonitorConfig:
         RegisteredList(WRITER_REGISTRY),
         Field(description="where curves and pictures go, names or {type: ...} with settings; see docs/monitor.md"),
     ] = field(default_factory=lambda: ["tensorboard"])
-    count_flops: Annotated[bool | None, Field(description="by a trial pass; null: where the peak is known")] = None
-    peak_tflops: Annotated[float | None, Field(gt=0, description="of a device; null: by its data sheet")] = None
     bar: Annotated[Literal["auto", "on", "off"], Field(description="progress bar; auto: on a terminal")] = "auto"
 
 
@@ -73,8 +69,7 @@ class Monitor:
         start: optimizer steps done when training began; None before.
         step: optimizer steps done now.
         unit: what the task counts.
-        flops: operations for each of these, or for each sample if the task counts none; None: to be counted.
-        peak: TFLOP/s that a device can do at most; 0: unknown.
+        measures: functions that return further numbers for a log line, given its times; add your own.
     """
 
     def __init__(
@@ -98,8 +93,7 @@ class Monitor:
         self.config = config
         self._rank = rank
         self.unit = "items"
-        self.peak = 0.0
-        self.flops: float | None = 0.0
+        self.measures: list[Callable[[Timing], Mapping[str, float]]] = []
         self._totals: tuple[int | None, int | None] = (None, None)  # steps and epochs of the run, where known
         self._recording = threading.Lock()  # another thread records the failure of another process
         self._has_ended = False
@@ -133,17 +127,6 @@ class Monitor:
             self.bar.close()
             self.recorder.flush()
 
-    def set_peak(self, mode: str, unit: str) -> None:
-        """Note what speeds are compared with: the peak of the device in `precision.mode`, and what the task counts."""
-        device = torch.cuda.get_device_name(self._rank.device) if self._rank.device.type == "cuda" else ""
-        self.peak = self.config.peak_tflops or peak_tflops(device, mode)
-        self.unit = unit
-
-    def begin_stage(self) -> None:
-        """Recount FLOPs."""
-        counts = self.config.count_flops
-        self.flops = None if counts or (counts is None and self.peak) else 0.0
-
     def step_done(self, at: Position, samples: int) -> None:
         """Count an optimizer step on `samples` samples, of all processes."""
         self.clock.step_done(samples)
@@ -160,13 +143,11 @@ class Monitor:
         optimizer: torch.optim.Optimizer,
         grad_norm: Tensor | None,
         metrics: Mapping[str, float],
-        own_seconds: float = 0.0,
         skipped: tuple[int, int] = (0, 0),
     ) -> None:
         """Write the log line of training and its scalars. Waits for the device; every process must call it.
 
         Args:
-            own_seconds: how long this process computes in a step without waiting for others.
             skipped: steps that loss scaling skipped, and of how many, since the last log line.
         """
         losses = self.meter.read()
@@ -174,7 +155,10 @@ class Monitor:
         by_group = learning_rates(optimizer)
         rates = {"lr" if len(by_group) == 1 else f"lr_{name}": rate for name, rate in by_group.items()}
         timing = self.clock.read(None if self._totals[0] is None else self._totals[0] - at.step)
-        memory, compared = self._compare(timing, own_seconds)
+        memory = max_over_ranks(peak_memory(self._rank.device), self._rank)
+        compared = {f"{self.unit}_per_second": timing.items} if timing.items else {}
+        for measure in self.measures:
+            compared |= measure(timing)
         others = {**metrics, **norm}
         line = train_line(at, self._totals, rates, losses, others, timing, memory, compared, skipped)
         _log.info("{}", line)
@@ -215,27 +199,6 @@ class Monitor:
         events = [split, "best"] if best else [split]
         for event in events:
             self.recorder.write("scalars", event, at.step, drop_duplicate_loss(result.values))
-
-    def _compare(self, timing: Timing, own_seconds: float) -> tuple[int, dict[str, float]]:
-        """Return the peak memory of the process that needs most, and numbers that runs, devices and ranks are
-        compared by. Every process must call this.
-        """
-        rank = self._rank
-        compared: dict[str, float] = {}
-        if timing.items:
-            compared[f"{self.unit}_per_second"] = timing.items
-        if self.flops:
-            compared["tflops"] = self.flops * (timing.items or timing.rate) / rank.world_size / 1e12
-            if self.peak:
-                compared["mfu"] = compared["tflops"] / self.peak
-        here = peak_memory(rank.device)
-        if rank.is_single_process:
-            return here, compared
-        table = torch.zeros(2, rank.world_size, dtype=torch.float64)
-        table[:, rank.rank] = torch.tensor([here, timing.data * timing.step + own_seconds])
-        peaks, own = sum_over_ranks(table, rank).tolist()
-        slowest = {"slowest_rank": own.index(max(own)), "slowest_lag_ms": 1e3 * (max(own) - median_low(own))}
-        return int(max(peaks)), compared | slowest
 
     def _show_on_bar(self, name: str, value: float | None) -> None:
         if value is not None:

@@ -20,8 +20,7 @@ class Timing:
     data: share of that spent waiting for data, 0 to 1.
     rate: samples per second.
     eta: seconds to the end of training; None when the end is not known.
-    timers: seconds for each optimizer step in the parts of the step that the task times, by name. Also `step_p50`,
-        `step_p95`, `data_p50` and `data_p95`: what half and 95 % of the steps took at most, and waited for data.
+    timers: seconds for each optimizer step in the parts of the step that the task times, by name.
     items: those that the task counts (`Task.count`), per second; 0 if it counts none.
     """
 
@@ -57,8 +56,8 @@ class Clock:
     def _begin_interval(self, now: float) -> None:
         self._begin = self._mark = now
         self._paused = self.items = 0.0
-        self._waits, self._steps = list[float](), list[float]()  # seconds of each step
-        self._samples = 0
+        self._waited = 0.0  # seconds
+        self._steps = self._samples = 0
         self._timers: defaultdict[str, float] = defaultdict(float)
 
     @contextmanager
@@ -76,13 +75,12 @@ class Clock:
 
     def batch_ready(self) -> None:
         """Note that a batch has arrived."""
-        self._waits.append(perf_counter() - self._mark)
+        self._waited += perf_counter() - self._mark
 
     def step_done(self, samples: int) -> None:
         """Note that an optimizer step on `samples` samples (of all processes) is done."""
-        now = perf_counter()
-        self._steps.append(now - self._mark)
-        self._mark = now
+        self._mark = perf_counter()
+        self._steps += 1
         self._samples += samples
         if self._first is None:
             self._first = self.read()
@@ -93,14 +91,13 @@ class Clock:
         """Times since the last reading; a new interval starts here. (Right after step 1: the times of step 1.)"""
         if self._first is not None and not self._steps:
             return self._first
-        now, steps = perf_counter(), max(len(self._steps), 1)
+        now = perf_counter()
+        steps = max(self._steps, 1)
         busy = max(now - self._begin - self._paused, 1e-9)
         self._done += steps
         eta = None if steps_left is None else steps_left * (now - self._first_ended) / self._done
         timers = {name: seconds / steps for name, seconds in self._timers.items()}
-        for name, times in (("step", sorted(self._steps)), ("data", sorted(self._waits))):
-            timers |= {f"{name}_p{share}": times[-(-len(times) * share // 100) - 1] for share in (50, 95) if times}
-        timing = Timing(busy / steps, sum(self._waits) / busy, self._samples / busy, eta, timers, self.items / busy)
+        timing = Timing(busy / steps, self._waited / busy, self._samples / busy, eta, timers, self.items / busy)
         self._begin_interval(now)
         return timing
 

@@ -5,9 +5,8 @@ import unicodedata
 
 import numpy as np
 from numpy.typing import ArrayLike
-from PIL import Image, ImageDraw, ImageOps
+from PIL import Image, ImageDraw, ImageFont, ImageOps
 
-from common.monitor.fonts import font_for, legible
 from common.monitor.pictures import Picture, to_rgb
 
 _RIGHT, _WRONG, _NEUTRAL = (46, 160, 67), (218, 54, 51), (110, 118, 129)
@@ -23,7 +22,7 @@ def draw_labelled(
 
     Args:
         image: as in `to_rgb`.
-        text: one or more lines. If no font of the system has all its characters, those outside ASCII become plain or ?.
+        text: one or more lines. Characters outside ASCII become plain or ?.
         scale: how many times to enlarge it; None: until the shorter side has at least `_SMALLEST` pixels.
     """
     pixels = to_rgb(image)
@@ -32,10 +31,9 @@ def draw_labelled(
     # Nearest neighbour: a pixel of the data stays one square.
     body = ImageOps.scale(Image.fromarray(pixels), scale, Image.Resampling.NEAREST)
     body = ImageOps.expand(body, _FRAME, fill=colour)
-    if not legible(text):
-        letters = (char for char in unicodedata.normalize("NFKD", text) if not unicodedata.combining(char))
-        text = "".join(letters).encode("ascii", "replace").decode()
-    font = font_for(text, _FONT_SIZE)
+    letters = (char for char in unicodedata.normalize("NFKD", text) if not unicodedata.combining(char))
+    text = "".join(letters).encode("ascii", "replace").decode()
+    font = ImageFont.load_default(_FONT_SIZE)
     left, _, right, _ = ImageDraw.Draw(body).multiline_textbbox((0, 0), text, font=font)
     # Full line height whatever the letters, so images of one size with one line of text give pictures of one height.
     below = (text.count("\n") + 1) * round(_FONT_SIZE * 1.4) + 2 * _PAD if text else 0

@@ -1,9 +1,7 @@
-"""Numbers, texts, histograms and pictures that a task logs."""
+"""Numbers, texts and pictures that a task logs."""
 
 from collections.abc import Mapping
-from typing import Any
 
-import numpy as np
 from loguru import logger
 from numpy.typing import ArrayLike
 from torch import Tensor
@@ -28,12 +26,6 @@ class Show:
         if isinstance(self._recorder, Recorder):
             logger.info("{}:\n{}", name, text)
         self._recorder.write("text", self._step, f"task/{name}", text)
-
-    def histogram(self, name: str, values: Any) -> None:
-        """Show the distribution of numbers, a tensor or array of any shape, in writers that have histograms."""
-        if isinstance(values, Tensor):
-            values = values.detach().float().cpu().numpy()
-        self._recorder.write("histogram", self._step, f"task/{name}", np.asarray(values))
 
     def image(self, name: str, image: ArrayLike) -> None:
         """Show a picture (H, W), (H, W, 1) or (H, W, 3), floats from 0 to 1 or integers to 255, in the writers."""

@@ -1,6 +1,5 @@
 """TensorBoard's files."""
 
-import threading
 import time
 from collections.abc import Mapping, Sequence
 from textwrap import indent
@@ -15,32 +14,18 @@ from common.monitor.writer import Writer, WriterRun
 
 # TensorBoard opens its first two groups only, and sorts capitals before small letters.
 _FIRST = {"train": "Train", "val": "Val"}
-_report_error = threading.excepthook
-
-
-def _report_unless_known(error: threading.ExceptHookArgs) -> None:
-    """TensorBoard's own thread ends on a full disk; the next entry raises its error again, and that is logged."""
-    if not (isinstance(error.exc_value, OSError) and type(error.thread).__module__.startswith("tensorboard.")):
-        _report_error(error)
-
-
-threading.excepthook = _report_unless_known
 
 
 @WRITER_REGISTRY.register("tensorboard")
 class TensorBoardWriter(Writer):
-    """Curves, pictures, texts and histograms, in the run folder's `event/`.
-
-    Runs of some earlier versions have their files in the run folder itself; a resume adds to them.
-    """
+    """Curves, pictures and texts, in the run folder's `event/`."""
 
     def __init__(self, run: WriterRun) -> None:
         from tensorboard.compat.proto.summary_pb2 import Summary
         from torch.utils.tensorboard import SummaryWriter
 
-        folder = run.folder if any(run.folder.glob("events.out.tfevents.*")) else run.folder / "event"
         purge_step = None if run.resume_step is None else run.resume_step + 1
-        self.board = SummaryWriter(str(folder), purge_step=purge_step, max_queue=1000)
+        self.board = SummaryWriter(str(run.folder / "event"), purge_step=purge_step, max_queue=1000)
         self.summary, self.points, self.step, self.measured = Summary, list[Any](), 0, 0.0
 
     def scalars(self, event: str, step: int, values: Mapping[str, float]) -> None:
@@ -61,10 +46,6 @@ class TensorBoardWriter(Writer):
 
     def text(self, step: int, tag: str, text: str) -> None:
         self.board.add_text(tag, indent(text, "    "), step)  # in Markdown: shown as it is
-
-    def histogram(self, step: int, tag: str, values: NDArray[Any]) -> None:
-        if (finite := values[np.isfinite(values)]).size:
-            self.board.add_histogram(tag, finite, step)
 
     def flush(self) -> None:
         self.write_points()

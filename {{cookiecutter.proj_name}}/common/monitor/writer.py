@@ -66,9 +66,6 @@ class Writer(ABC):
     def close(self, state: str) -> None:
         """Write everything and close. `state`: finished, stopped or failed; running if the run was cut off."""
 
-    def histogram(self, step: int, tag: str, values: NDArray[Any]) -> None:  # noqa: B027 - optional
-        """Write the distribution of numbers, an array of any shape. By default, nothing is written."""
-
     def flush(self) -> None:  # noqa: B027 - optional
         """Bring everything written so far to its place; called before each checkpoint."""
 

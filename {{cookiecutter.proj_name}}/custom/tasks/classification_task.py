@@ -12,7 +12,6 @@ from common.evaluation.gallery import Gallery, SampleScore, WorstFirst
 from common.evaluation.labels import class_numbers
 from common.evaluation.loss import LossFactory
 from common.evaluation.metric import MetricFactory
-from common.monitor.fonts import legible
 from common.monitor.labelled import draw_labelled
 from common.monitor.pictures import Picture
 from common.task import Task
@@ -68,6 +67,11 @@ class ClassificationTask(Task):
         """Return the name of a class, or its number if it has no name."""
         return self.classes[number] if number < len(self.classes) else str(number)
 
+    def drawn_name(self, number: int) -> str:
+        """Return the name of a class for a picture; its number if the name has other letters than ASCII."""
+        name = self.class_name(number)
+        return name if name.isascii() else str(number)
+
     def pictures(self, output: dict[str, Any], batch: dict[str, Any], limit: int) -> list[Picture]:
         """Draw images with their label, the prediction if it differs, its probability, and the name of the sample.
 
@@ -81,9 +85,9 @@ class ClassificationTask(Task):
         for image, name, label, prediction, probability in zip(
             images, names, labels, predictions, output["probability"].tolist(), strict=False
         ):
-            text = f"{legible(self.class_name(prediction), prediction)} ({probability:.0%})"
+            text = f"{self.drawn_name(prediction)} ({probability:.0%})"
             if label not in (prediction, -1):
-                text = f"{legible(self.class_name(label), label)} -> {text}"
+                text = f"{self.drawn_name(label)} -> {text}"
             if name:
                 text += f"\n{name if len(name) <= _LONGEST_NAME else '...' + name[3 - _LONGEST_NAME :]}"
             ok = label == prediction if is_labelled and label >= 0 else None

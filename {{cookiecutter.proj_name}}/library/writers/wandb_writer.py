@@ -1,9 +1,9 @@
-"""Curves, pictures, texts and histograms in Weights & Biases."""
+"""Curves, pictures, and texts in Weights & Biases."""
 
 import re
 from collections.abc import Mapping, Sequence
 from html import escape
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,7 +14,7 @@ from common.monitor.writer import Writer, WriterRun
 
 @WRITER_REGISTRY.register("wandb")
 class WandbWriter(Writer):
-    """A run of Weights & Biases with the config, curves, pictures, texts and histograms.
+    """A run of Weights & Biases with the config, curves, pictures and texts.
 
     Its id is that of the run, so a resume continues the same one; Weights & Biases ignores steps that it has already.
 
@@ -61,9 +61,6 @@ class WandbWriter(Writer):
 
     def text(self, step: int, tag: str, text: str) -> None:
         self.run.log({tag: self.wandb.Html(f"<pre>{escape(text)}</pre>")}, step=step)
-
-    def histogram(self, step: int, tag: str, values: NDArray[Any]) -> None:
-        self.run.log({tag: self.wandb.Histogram(values[np.isfinite(values)])}, step=step)
 
     def close(self, state: str) -> None:
         self.run.finish(exit_code=int(state == "failed"))

@@ -17,7 +17,6 @@ from common.base.files import without_tilde
 from common.base.process import _cpu_quotas
 from common.distributed import Rank
 from common.failure.report import describe
-from common.monitor import fonts
 from tests.conftest import ENVIRONMENT, PROJECT, ErrorOf, Runs, run
 
 SHORT = ["--progress.epoch", "1", "--progress.max_steps", "2"]
@@ -64,8 +63,6 @@ def test_a_user_without_a_home(monkeypatch: pytest.MonkeyPatch) -> None:
     """A container often runs with a user id that /etc/passwd does not list."""
     monkeypatch.delenv("HOME")
     monkeypatch.setattr(os, "getuid", lambda: 123456)
-    fonts._files.cache_clear()
-    assert isinstance(fonts.font_for("digit", 12), object)
     with pytest.raises(UserError, match=r"dir.runs_dir: ~/runs: .* set HOME"):
         without_tilde("~/runs", "dir.runs_dir")
 

@@ -1,0 +1,1 @@
+"""TFLOP/s, and MFU: their share of what the device can do at most."""

@@ -1,0 +1,23 @@
+"""What this part adds to the configuration: `speed`."""
+
+from dataclasses import field
+from typing import Annotated
+
+from pydantic import Field
+
+from common.config import section
+
+
+@section
+class SpeedConfig:
+    """TFLOP/s and MFU, in log lines."""
+
+    count_flops: Annotated[bool | None, Field(description="by a trial pass; null: where the peak is known")] = None
+    peak_tflops: Annotated[float | None, Field(gt=0, description="of a device; null: by its data sheet")] = None
+
+
+@section
+class RunConfig:
+    """The key that this part adds to the configuration of a run."""
+
+    speed: SpeedConfig = field(default_factory=SpeedConfig)
