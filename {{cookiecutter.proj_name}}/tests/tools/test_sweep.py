@@ -9,18 +9,14 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
 from common.base.errors import UserError
-from common.run.paths import RunPaths
 from tests.conftest import ENVIRONMENT, PROJECT, SMALL, run
 from tools.sweep import __main__ as sweep
 from tools.sweep.runs import devices
-from tools.sweep.search import Search
-from tools.sweep.space import corners, draw, read_space, run_name
+from tools.sweep.space import draw, read_space, run_name
 
 # A plugin: the run with this name fails while there is a file `spoil`; all are slow while there is a file `slow`.
 PLUGIN = """
@@ -75,74 +71,6 @@ def test_a_mistake_is_found_before_the_first_run(tmp_path: Path, name: str) -> N
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        (["--random", "optim.lr=log:1e-3:1"], "how many random trials"),
-        (["--grid", "optim.lr=1,2", "--trials", "3"], "which values"),
-        (["--random", "optim.lrr=log:1e-3:1", "--trials", "3"], "did you mean optim.lr"),
-        (["--random", "optim.lr=log:1e-3:1", "--trials", "3", "--dataset.val", "null"], "dataset.val is null"),
-        (["--random", "model.type=tests.samples.Convolution,Missing", "--trials", "3"], "model.type = 'Missing'"),
-        (
-            ["--random", "optim.lr_scheduler.min_factor=float:0.5:1.5", "--trials", "3"],
-            "optim.lr_scheduler.min_factor = 1.5",
-        ),
-    ],
-)
-def test_a_search_checks_its_command_before_the_first_run(tmp_path: Path, given: list[str], message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        sweep.main(words(tmp_path / "experiments", "--optuna", *given))
-    assert not (tmp_path / "experiments").exists()
-
-
-class Study:
-    """Optuna's study, as far as a search uses it; it advises to end a trial whose loss is above 1."""
-
-    def __init__(self) -> None:
-        self.trials: list[Any] = []
-        self.reports: list[Any] = []
-
-    def get_trials(self, deepcopy: bool = True) -> list[Any]:
-        return self.trials
-
-    def ask(self) -> Any:
-        trial = SimpleNamespace(
-            number=len(self.trials), intermediate_values={}, user_attrs={}, suggest_float=lambda *_, **__: 0.01
-        )
-        trial.set_user_attr = trial.user_attrs.__setitem__
-        trial.report = lambda value, number: trial.intermediate_values.update({number: value})
-        trial.should_prune = lambda: max(trial.intermediate_values.values()) > 1
-        self.trials.append(trial)
-        return trial
-
-    def tell(self, number: int, value: float | None = None, state: str = "complete") -> None:
-        self.reports.append((number, state, value))
-
-
-def test_a_search_ends_trials_that_are_worse(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And keeps the best validation of the others. The template's tests search with the real Optuna."""
-    states = SimpleNamespace(PRUNED="pruned", FAIL="failed")
-    monkeypatch.setitem(sys.modules, "optuna.trial", SimpleNamespace(Trial=None, TrialState=states))
-    folder: Any = SimpleNamespace(trials=[], run=lambda trial: RunPaths(tmp_path / trial.name))
-    config: Any = SimpleNamespace(best=SimpleNamespace(metric="loss"), best_mode="min")
-    study: Any = Study()
-    found = Search(study, folder, read_space(["optim.lr=log:1e-3:1e-1"], ranges=True), config, 2)
-    for losses, ends in (([0.5, 3.0], [signal.SIGTERM]), ([0.9, 0.4, 0.6], [])):
-        trial, sent = found.take(), list[int]()
-        assert trial is not None
-        trial.state = "running"
-        file = folder.run(trial).metrics_file
-        file.parent.mkdir()
-        file.write_text("".join(f'{{"event": "val", "values": {{"loss": {loss}}}}}\n' for loss in losses))
-        training: Any = SimpleNamespace(trial=trial, process=SimpleNamespace(send_signal=sent.append))
-        found.watch(training)
-        assert sent == ends
-        trial.state = trial.state if sent else "finished"
-        found.record_end(training)
-    assert study.reports == [(0, "pruned", None), (1, "complete", 0.4)]
-    assert found.take() is None
-
-
 def test_names_are_short_and_safe() -> None:
     assert run_name({"optim.lr": "1e-2", "model.width": "16"}) == "lr=1e-2_width=16"
     assert run_name({"optim.lr": "1"}, taken=["lr=1", "lr=1_2"]) == "lr=1_3"
@@ -164,7 +92,6 @@ def test_lists_are_one_value_and_ranges_are_kept() -> None:
     assert 60 < sum(rate < 1e-3 for rate in rates) < 140  # half of them lie in the lower half of the exponents
     assert all(4 <= int(each["width"]) <= 64 and 0 <= float(each["drop"]) <= 0.5 for each in found)
     assert {each["kind"] for each in found} == {"a", "b"}
-    assert {each["lr"] for each in corners(space)} == {"1e-05", "0.1"}
 
 
 def test_runs_at_a_time_share_the_gpus_equally() -> None:

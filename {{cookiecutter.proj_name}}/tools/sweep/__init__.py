@@ -1,1 +1,1 @@
-"""Training once for each of many values: chosen by a grid or at random, or searched for with Optuna."""
+"""Training once for each of many values, chosen by a grid or at random."""

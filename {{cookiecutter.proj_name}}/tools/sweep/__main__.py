@@ -10,6 +10,7 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 from common.base.errors import UserError
 from common.base.files import write_text
@@ -20,8 +21,7 @@ from common.run.status import read_status
 from cli.program import run
 from cli.stored_config import train_config
 from tools.sweep.runs import SweepFolder, devices, run_trials
-from tools.sweep.search import Search, open_study
-from tools.sweep.space import SPEC, Range, Trial, corners, draw, grid, read_space, run_name
+from tools.sweep.space import SPEC, Range, Trial, draw, grid, read_space, run_name
 from custom.config import Config
 
 SLURM = PROJECT / "scripts" / "slurm.sh"
@@ -37,29 +37,25 @@ def read_command(argv: Sequence[str]) -> argparse.Namespace:
         epilog="All other options are settings of train.py, the same for every run.",
     )  # fmt: skip
     parser.add_argument("--config", "-c", required=True, help="the config that all runs share")
-    parser.add_argument("--name", help="folder below experiments/; default: the config's name and _sweep (_search)")
+    parser.add_argument("--name", help="folder below experiments/; default: the config's name and _sweep")
     parser.add_argument("--grid", nargs="+", metavar="KEY=VALUES", help="every combination; values: a,b,c")
     parser.add_argument("--random", nargs="+", metavar="KEY=RANGE", help=SPEC)
     parser.add_argument("--trials", type=int, help="number of random trials")
     parser.add_argument("--seed", type=int, default=0, help="of the random trials; default 0")
     parser.add_argument("--jobs", type=int, default=1, metavar="N", help="runs at a time; GPUs are shared among them")
     parser.add_argument("--slurm", action="store_true", help="one Slurm array; --slurm.gpus 1 and so on: its needs")
-    parser.add_argument("--optuna", action="store_true", help="search with Optuna")
-    parser.add_argument("--startup", type=int, default=5, help="of a search: trials that end before one is stopped")
     options, rest = parser.parse_known_args(argv)
     slurm, options.words = split_words(rest, "--slurm.")
     options.slurm = slurm if slurm or options.slurm else None
     is_grid = bool(options.grid)
-    if is_grid == bool(options.random) or (is_grid and options.optuna):
-        choices = "" if options.optuna else "--grid KEY=A,B, or "
-        raise UserError(f"which values? Give {choices}--random KEY=RANGE. A range is {SPEC}")
+    if is_grid == bool(options.random):
+        raise UserError(f"which values? Give --grid KEY=A,B, or --random KEY=RANGE. A range is {SPEC}")
     options.values = read_space(options.grid or options.random, ranges=not is_grid)
     for mistake, text in (
         (not is_grid and (options.trials or 0) < 1, "how many random trials? --trials 20"),
         (is_grid and options.trials is not None, "a grid has as many trials as combinations; leave --trials out"),
         (options.jobs < 1, f"--jobs {options.jobs}: must be at least 1"),
         (option_value(slurm, "--slurm.array"), "--slurm.array: the sweep numbers its runs itself; see --jobs"),
-        (options.slurm is not None and options.optuna, "a search trains on this machine; leave --slurm out"),
     ):  # fmt: skip
         if mistake:
             raise UserError(text)
@@ -81,16 +77,13 @@ def read_config(options: argparse.Namespace, *words: str) -> Resolved[Config]:
 
 
 def plan(options: argparse.Namespace) -> list[Trial]:
-    """Return the trials of a sweep; of a search, some with every choice and both ends of ranges.
+    """Return the trials.
 
     Raises:
         UserError: a key is also set for all runs.
         ConfigError: with the problems of the configs of all trials, each once.
     """
-    if options.optuna:
-        values = corners(options.values)
-    else:
-        values = grid(options.values) if options.grid else draw(options.values, options.trials, options.seed)
+    values = grid(options.values) if options.grid else draw(options.values, options.trials, options.seed)
     for key in options.values:
         if (value := option_value(options.words, f"--{key}")) is not None:
             raise UserError(f"{key} is among the values to try, and also set for all runs (--{key} {value}); keep one")
@@ -130,31 +123,21 @@ def submit(options: argparse.Namespace, folder: SweepFolder, waiting: Sequence[T
 
 
 def main(argv: list[str]) -> int:
-    """Run or continue a sweep or search. Returns the exit code: 1 if a run failed, 130 after Ctrl-C."""
+    """Run or continue a sweep. Returns the exit code: 1 if a run failed, 130 after Ctrl-C."""
     setup_log("WARNING")
     options = read_command(argv)
     base = read_config(options)
     config, trials = base.config, plan(options)
-    if options.optuna and config.dataset.val is None:
-        raise UserError("dataset.val is null, but a search compares the results of validation")
-    name = options.name or f"{config.name}_{'search' if options.optuna else 'sweep'}"
-    root = RunPaths.for_run(config.dir, name, PROJECT).root
-    space = {key: item._asdict() if isinstance(item, Range) else item for key, item in options.values.items()}
-    more = {"metric": config.best.metric} if options.optuna else {"seed": options.seed} if options.trials else {}
+    root = RunPaths.for_run(config.dir, options.name or f"{config.name}_sweep", PROJECT).root
+    space: dict[str, Any] = {
+        key: item._asdict() if isinstance(item, Range) else item for key, item in options.values.items()
+    }
+    if options.trials:
+        space["seed"] = options.seed
     slots = devices(config.gpu_ids, options.jobs)
     _, words = split_words(options.words, "--dir.runs_dir", *(["--gpu_ids"] if slots[0] else []))
     words = [f"--config={options.config}", *words]
-    with SweepFolder(root, space | more, base.values, shlex.join(["python", "-m", "tools.sweep", *argv])) as folder:
-        if options.optuna:
-            study = open_study(folder, config.best_mode, options)
-            folder.write()
-            search = Search(study, folder, options.values, config, options.trials)
-            print(f"search {root}: {options.trials} trials, {search.mode}imising {search.metric}", flush=True)
-            if not run_trials(folder, search.take, slots, words, watch=search.watch, ended=search.record_end):
-                return 130
-            code = folder.show("")
-            print(search.best())
-            return code
+    with SweepFolder(root, space, base.values, shlex.join(["python", "-m", "tools.sweep", *argv])) as folder:
         folder.trials = trials
         for trial in trials:  # in the state that their runs say they are in
             status = read_status(folder.run(trial)) or {"state": "waiting", "reason": ""}
@@ -165,8 +148,7 @@ def main(argv: list[str]) -> int:
         if options.slurm is not None:
             return submit(options, folder, waiting) if waiting else folder.show()
         print(f"follow a run:  tail -f {shlex.quote(str(root))}/RUN/train.log", flush=True)
-        queue = iter(waiting)
-        return folder.show() if run_trials(folder, lambda: next(queue, None), slots, words) else 130
+        return folder.show() if run_trials(folder, waiting, slots, words) else 130
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -42,10 +42,7 @@ class SweepFolder:
 
     Attributes:
         command: continues the sweep; for messages.
-        total: the number of trials that there will be; 0: those in `trials`.
     """
-
-    total = 0
 
     def __init__(self, root: Path, space: Mapping[str, Any], base: Mapping[str, Any], command: str) -> None:
         """Open or create the folder.
@@ -95,8 +92,7 @@ class SweepFolder:
 
     def say(self, trial: Trial, text: str) -> None:
         """Print a line about a trial, with its number."""
-        number, total = 1 + self.trials.index(trial), self.total or len(self.trials)
-        print(f"[{number}/{total}] {trial.name}: {text}".rstrip(), flush=True)
+        print(f"[{1 + self.trials.index(trial)}/{len(self.trials)}] {trial.name}: {text}".rstrip(), flush=True)
 
     def clear(self, trial: Trial) -> None:
         """Remove the folder of a run that ended before its first checkpoint: there is nothing to resume."""
@@ -105,14 +101,14 @@ class SweepFolder:
             FolderLock.take(run.lock_file).release()  # raises an error if it is in use
             shutil.rmtree(run.root)
 
-    def show(self, advice: str = "; the same command tries them again") -> int:
+    def show(self) -> int:
         """Print the table of the runs. Returns the exit code: 1 if one did not finish."""
         run([sys.executable, "-m", "tools.runs", str(self.root)], cwd=PROJECT, check=False)
         failed = [trial for trial in self.trials if trial.state in ("failed", "stopped", "running")]
         for trial in failed:
             print(f"{trial.state}: {trial.name}: {trial.reason or 'see ' + str(self.run(trial).root)}")
         if failed:
-            print(f"{len(failed)} of {len(self.trials)} runs did not finish{advice}")
+            print(f"{len(failed)} of {len(self.trials)} runs did not finish; the same command tries them again")
         return 1 if failed else 0
 
 
@@ -147,46 +143,40 @@ class Training:
             lines = [line.strip() for line in self.output.read_text(errors="replace").splitlines() if line.strip()]
             trial.state, trial.reason = "failed", f"train.py ended with {self.process.returncode}: "
             trial.reason += " ".join(lines[-3:])
-        elif (trial.state, status["state"]) != ("pruned", "stopped"):
+        else:
             trial.state, trial.reason = status["state"], status["reason"]
 
 
 def run_trials(
     folder: SweepFolder,
-    take: Callable[[], Trial | None],
+    waiting: Sequence[Trial],
     slots: Sequence[Sequence[str]],
     words: Sequence[str],
-    *,
-    watch: Callable[[Training], None] = lambda training: None,
-    ended: Callable[[Training], None] = lambda training: None,
 ) -> bool:
-    """Train until `take` gives no more trials. Returns False if Ctrl-C, SIGTERM or SIGHUP ended it.
+    """Train what is waiting. Returns False if Ctrl-C, SIGTERM or SIGHUP ended it.
 
     Args:
-        take: the next trial; called when a slot is free.
         slots: for each run at a time, the words that give it its devices.
-        watch: called ten times a second for each running trial.
-        ended: called when one has ended.
     """
+    queue = list(waiting)
     running: dict[int, Training] = {}
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.default_int_handler)
     try:
         while True:
-            for slot in [slot for slot in range(len(slots)) if slot not in running]:
-                if (trial := take()) is not None:
+            for slot in range(len(slots)):
+                if queue and slot not in running:
+                    trial = queue.pop(0)
                     folder.say(trial, "started")
                     running[slot] = Training(folder, trial, [*words, *slots[slot]], len(slots))
             if not running:
                 return True
             time.sleep(_POLL_S)
             for slot, training in list(running.items()):
-                watch(training)
                 if training.process.poll() is not None:
                     trial = running.pop(slot).trial
                     training.end(folder)
-                    ended(training)
-                    reason = trial.reason if trial.state not in ("finished", "pruned") else ""
+                    reason = trial.reason if trial.state != "finished" else ""
                     folder.say(trial, f"{trial.state} after {time.time() - training.started:.0f} s {reason}")
     except KeyboardInterrupt:
         print(f"\nstopping: {len(running)} run(s) save and end; Ctrl-C again ends them at once", flush=True)

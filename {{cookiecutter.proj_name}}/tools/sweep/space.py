@@ -61,7 +61,7 @@ class Trial:
     Attributes:
         name: of the run and its folder.
         values: what it is trained with, by dotted key, as written on a command line.
-        state: waiting, running, stopped, failed, pruned or finished.
+        state: waiting, running, stopped, failed or finished.
         reason: why it failed or stopped.
     """
 
@@ -128,15 +128,6 @@ def draw(space: Space, trials: int, seed: int) -> list[dict[str, str]]:
             return list(drawn.values())
     count = "one trial" if len(drawn) == 1 else f"{len(drawn)} different trials"
     raise UserError(f"--trials {trials}: this space has only {count}; ask for fewer, or widen it")
-
-
-def corners(space: Space) -> list[dict[str, str]]:
-    """Trials that contain, together, every choice and both ends of every range."""
-    ends = {key: item for key, item in space.items() if isinstance(item, list)}
-    for key, choices in space.items():
-        if isinstance(choices, Range):
-            ends[key] = [str(int(end)) if choices.whole else repr(end) for end in (choices.low, choices.high)]
-    return [{key: ends[key][at % len(ends[key])] for key in space} for at in range(max(map(len, ends.values())))]
 
 
 def run_name(values: Mapping[str, str], taken: Sequence[str] = ()) -> str:
