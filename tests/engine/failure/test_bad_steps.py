@@ -22,7 +22,7 @@ from tests.ranks import start_ranks
 from tests.resume import same_after_cut
 from tests.samples import Classification
 from tests.test_task import TURNS, Turns
-from tools.verify.stored import read_segment
+from tools.verify.replay import read_segment
 
 FSDP = ["--dist.strategy", "fsdp"]
 

@@ -1,9 +1,9 @@
-"""Replay a run and certify its bits: python -m tools.verify RUN [--from start|CHECKPOINT] [--anyway]
+"""Replay a run and certify its bits: python -m tools.verify RUN [--from start|CHECKPOINT]
 
-Before it trains anything it compares what decides the bits: the code, the packages and the data. What has changed is
-named, and refused. Then it trains from one checkpoint to the newest one, in a temporary folder, and compares the
-weights at each save, every measurement, and all that the newest checkpoint holds. RUN/certificate.json says what was
-compared and what was equal. Exit code 0: verified; 1: something differs; 2: refused, or nothing can be replayed.
+Trains from one checkpoint to the newest one again, in a temporary folder, and compares the weights at each save, every
+measurement, and all that the newest checkpoint holds; and the code, packages, machine and data of both. What was
+compared and what was equal is in RUN/certificate.json. Exit code 0: verified; 1: something differs; 2: nothing can be
+replayed.
 """
 
 import argparse
@@ -14,16 +14,13 @@ from typing import Any
 
 from common.base.files import without_tilde, write_text
 from common.checkpoint.checksum import weights_digest
+from common.checkpoint.fingerprint import compare
 from common.monitor.log import setup_log
 from common.run.paths import RunPaths
 from common.run.status import now
 from cli.program import run
-from cli.trained import config_in
 from tools.same.folders import differences
-from tools.verify.replay import recorded, replay, replay_config
-from tools.verify.stored import Segment, compare_causes, read_segment
-
-VERDICTS = ("verified", "differs", "refused")  # by exit code
+from tools.verify.replay import read_segment, recorded, replay
 
 
 def main(argv: list[str]) -> int:
@@ -31,46 +28,42 @@ def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m tools.verify", description=(__doc__ or "").partition("\n\n")[2])
     parser.add_argument("run", type=Path, metavar="RUN", help="folder of a run")
     parser.add_argument("--from", dest="start", help="start, or a checkpoint; by default the oldest one that is kept")
-    parser.add_argument("--anyway", action="store_true", help="replay what has changed, and say how far apart it is")
     options = parser.parse_args(argv)
     setup_log("ERROR")
     paths = RunPaths(without_tilde(options.run, "RUN").resolve())
     segment = read_segment(paths, options.start)
+    with tempfile.TemporaryDirectory(prefix="verify-") as folder:
+        rows, end = replay(segment, Path(folder))
+    trained = recorded(segment.rows, segment.end)
+    again = recorded(rows, end)
+    different = [line for kind, values in trained.items() for line in differences(kind, values, again[kind], values)]
+    changed, compared = compare(segment.end["fingerprint"], end["fingerprint"], other_val=False)
+    missing = changed.pop("missing")
+    causes = [text for texts in changed.values() for text in texts]
     certificate: dict[str, Any] = {
         "run": paths.name,
         "date": now(),
         "from": {"file": segment.name, "step": segment.first},
         "to": {"step": segment.last, "weights": weights_digest(segment.end)},
+        "verdict": "differs" if different else "verified",
+        "compared": {kind: len(values) for kind, values in trained.items()},
+        "different": different,
+        "changed": causes,
+        "not compared": missing,
     }
-    code = certify(segment, certificate, anyway=options.anyway)
-    file = paths.root / "certificate.json"
-    write_text(file, json.dumps({**certificate, "verdict": VERDICTS[code]}, indent=2) + "\n")
-    print(f"wrote {file}")
-    return code
-
-
-def certify(segment: Segment, certificate: dict[str, Any], *, anyway: bool) -> int:
-    """Compare what decides the bits, replay, and compare the bits. Fills the certificate, and returns the exit code."""
-    with tempfile.TemporaryDirectory(prefix="verify-") as folder:
-        config = replay_config(segment, Path(folder))
-        causes = compare_causes(segment, config_in({"about": {"config": config}}).config)
-        certificate |= causes
-        for title, lines in causes.items():
-            if lines:
-                print("\n  ".join([f"{title}:", *lines]))
-        if causes["changed"] and not anyway:
-            print("refused: undo these changes, or see how far apart a replay ends: --anyway")
-            return 2
-        trained, replayed = recorded(segment.rows, segment.end), replay(segment, config, Path(folder))
-    different = [line for kind, a in trained.items() for line in differences(kind, a, replayed[kind], a)]
-    counts = {kind: len(values) for kind, values in trained.items()}
-    certificate |= {"compared": counts, "different": different}
-    what = ", ".join(f"{count} {kind.removesuffix('s') if count == 1 else kind}" for kind, count in counts.items())
+    what = ", ".join(f"{len(values)} {kind}" for kind, values in trained.items())
     if different:
         print("\n  ".join([f"differs: compared {what}; A is the run, B its replay", *different]))
-        return 1
-    print(f"verified: {what} are equal to the last bit")
-    return 0
+    else:
+        print(f"verified: {what} are equal to the last bit")
+    for title, lines in (("changed since the run", causes), ("not compared", missing)):
+        if lines:
+            print("\n  ".join([f"{title}:", *lines]))
+    print(f"also compared: {compared}")
+    file = paths.root / "certificate.json"
+    write_text(file, json.dumps(certificate, indent=2) + "\n")
+    print(f"wrote {file}")
+    return int(bool(different))
 
 
 if __name__ == "__main__":

@@ -1,40 +1,157 @@
-"""Train a part of a run again in a temporary folder, and compare what both recorded."""
+"""Choose which part of a run to replay, and train it again in a temporary folder."""
 
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from common.base.files import PROJECT
+from common.base.errors import UserError
+from common.base.files import PROJECT, write_text
+from common.checkpoint.checksum import weights_digest
 from common.checkpoint.file import read_checkpoint
-from common.config import dump
+from common.checkpoint.fingerprint import changes, compare
+from common.checkpoint.guarantee import MEASURING, SAFE
+from common.config import dump, resolve
+from common.config.names import join_names
+from common.run.lock import is_held
 from common.run.metrics import read_metrics
 from common.run.paths import RunPaths
+from common.run.record import read_attempts
 from cli.trained import config_in
 from tools.record.run import run_program
 from tools.same.folders import leaves, values_of
-from tools.verify.stored import Segment
+from custom.config import Config
 
+_WITHOUT_EFFECT = tuple({*SAFE} - {*MEASURING, "plugins"})
 _SIGTERM, _STOPPED = 15, 143  # the replay stops as by this signal, and exits with this code
 
-Records = dict[str, dict[Any, Any]]
+Rows = Sequence[Mapping[str, Any]]
+State = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Segment:
+    """The part of a run that is replayed.
+
+    Attributes:
+        name: of the checkpoint that it begins with, or `start`.
+        first, last: the steps of its ends.
+        start, end: the states there; of the beginning of the run, the config alone.
+        rows: lines of metrics.jsonl about the steps in between.
+        attempt: the entry of the last start in run.json.
+    """
+
+    paths: RunPaths
+    name: str
+    first: int
+    last: int
+    start: State
+    end: State
+    rows: Rows
+    attempt: Mapping[str, Any]
+
+
+def read_segment(paths: RunPaths, name: str | None) -> Segment:
+    """Choose what to replay: to the newest checkpoint, from the oldest one since which nothing changed at a resume.
+
+    Args:
+        name: of another start.
+
+    Raises:
+        UserError: there is no such start, the run is in use, or a checkpoint is not what was saved.
+    """
+    attempts = read_attempts(paths)
+    if not attempts:
+        raise UserError(f"{paths.root} is not the folder of a run, such as experiments/default")
+    if is_held(paths.lock_file):
+        raise UserError(f"{paths.root} is in use by {paths.lock_file.read_text()}; verify the run when that has ended")
+    rows = read_metrics(paths.metrics_file)
+    kept = read_kept(paths, {row["step"]: row["weights"] for row in rows if "weights" in row})
+    last = max(kept)
+    _, end = kept.pop(last)
+    if end["owed"]:
+        raise UserError(f"a signal interrupted the evaluation at step {last}; resume the run, then verify it")
+    config = resolve(Config, [paths.root / attempts[0]["config"]]).values
+    starts = {file.name: (step, state) for step, (file, state) in sorted(kept.items())}
+    starts["start"] = 0, {"about": {"config": config}, "fingerprint": {}}
+    hindrances = {start: hindrance(step, state, end) for start, (step, state) in starts.items()}
+    if name is None:
+        name = next((start for start, text in hindrances.items() if not text), None)
+        if name is None:
+            raise UserError(f"the run has no single replay: {next(iter(hindrances.values()))}")
+    name = Path(name).name
+    if name not in starts:
+        raise UserError(f"--from {name}: choose one of {', '.join(starts)}")
+    if hindrances[name]:
+        raise UserError(f"--from {name}: {hindrances[name]}")
+    first, state = starts[name]
+    rows = [row for row in rows if (first or -1) < row["step"] <= last]  # 0: evaluations before the first step
+    return Segment(paths, name, first, last, state, end, rows, attempts[-1])
+
+
+def read_kept(paths: RunPaths, weights: Mapping[int, str]) -> dict[int, tuple[Path, State]]:
+    """Read the checkpoints by step. Raises `UserError` if there is none, or one does not hold the recorded weights."""
+    kept = {}
+    files = sorted(paths.checkpoints.glob("[!ad]*.pt"))  # neither abandoned_*.pt nor damaged_*.pt
+    for file in sorted(files, key=lambda file: file.name == "latest.pt"):  # it replaces an older one of its step
+        state = read_checkpoint(file)
+        step = state["position"]["step"]
+        if weights_digest(state) != weights.get(step):
+            raise UserError(f"{file} does not hold the weights that metrics.jsonl recorded when step {step} was saved")
+        kept[step] = file, state
+    if not kept:
+        raise UserError(f"{paths.checkpoints} has no checkpoint to replay to")
+    return kept
+
+
+def hindrance(step: int, start: State, end: State) -> str:
+    """Return why one replay from this state cannot repeat the run; "" if nothing is known."""
+    rewinds = start["about"]["config"]["optim"].get("bad_steps", {}).get("action") == "rewind"
+    if rewinds and start.get("bad_steps", {}).get("anchor", 0) not in (0, step):
+        return "its run would rewind to an earlier checkpoint, which a replay lacks: --from start"
+    settings = changes(config_in(start).values, config_in(end).values)
+    names = [change.arrow for change in settings if not change.matches(_WITHOUT_EFFECT)]
+    causes, _ = compare({**end["fingerprint"], **start["fingerprint"]}, end["fingerprint"], other_val=False)
+    names += [text for kind, texts in causes.items() for text in texts if kind != "missing"]
+    return f"changed at a resume: {join_names(names)}" if names else ""
+
+
+def replay(segment: Segment, folder: Path) -> tuple[Rows, State]:
+    """Train the segment again in `folder`, with as many processes and threads.
+
+    Returns the lines of its metrics.jsonl, and its newest checkpoint. Raises `UserError` with the last lines of its
+    output if it fails.
+    """
+    file = folder / "config.yaml"
+    output = folder / "output.txt"
+    write_text(file, dump(replay_config(segment, folder)))
+    speeds = [row["values"]["step_seconds"] for row in segment.rows if row["event"] == "speed"]
+    seconds = sum(speeds) / max(1, len(speeds)) * (segment.last - segment.first)
+    text = f"replays steps {segment.first + 1} to {segment.last}: about {seconds:.0f} s, and its start and evaluations"
+    print(f"{text}; log: {output}", flush=True)
+    saves = [str(row["step"]) for row in segment.rows if "weights" in row]
+    variables = {**segment.attempt["environment"], "OMP_NUM_THREADS": str(segment.attempt["cpu_threads"])}
+    command = [sys.executable, str(PROJECT / "train.py"), "--config", str(file)]
+    run_program(command, output, codes=(0, _STOPPED), VERIFY_SAVES=",".join(saves), **variables)
+    paths = RunPaths(folder / "replay")
+    return read_metrics(paths.metrics_file), read_checkpoint(paths.checkpoints / "latest.pt")
 
 
 def replay_config(segment: Segment, folder: Path) -> dict[str, Any]:
     """Return the config of the replay in `folder`: the run's own, with as many processes."""
-    values, device = config_in(segment.start).values, segment.attempt["machine"]["device"]
+    values = config_in(segment.start).values
+    device = segment.attempt["machine"]["device"]
     if segment.first:
         values |= {"resume": str(segment.paths.checkpoints / segment.name), "allow_changes": True}
         values["progress"] |= {"start_epoch": -1}
     elif segment.paths.contains(values["resume"]):
         values["resume"] = None
-    ranks, on_cpu = (
-        segment.end["fingerprint"]["ranks"],
-        device.startswith("cpu") or not torch.accelerator.is_available(),
-    )
+    ranks = segment.end["fingerprint"]["ranks"]
+    on_cpu = device.startswith("cpu") or not torch.accelerator.is_available()
     if on_cpu or ranks > 1:
         values["gpu_ids"] = -1 if on_cpu else list(range(ranks))
     values["dist"] |= {"random_seed": segment.end["about"]["seed"], "launcher": "auto", "processes": ranks}
@@ -43,34 +160,21 @@ def replay_config(segment: Segment, folder: Path) -> dict[str, Any]:
     return values | {"name": "replay", "plugins": [*values["plugins"], "tools.verify.replay.stop_at_end"]}
 
 
-def replay(segment: Segment, config: Mapping[str, Any], folder: Path) -> Records:
-    """Train the segment again in `folder`. Raises `UserError` with the last lines of its output if that fails."""
-    file, output, paths = folder / "config.yaml", folder / "output.txt", RunPaths(folder / "replay")
-    file.write_text(dump(config))
-    speeds = [row["values"]["step_seconds"] for row in segment.rows if row["event"] == "speed"]
-    seconds = sum(speeds) / max(1, len(speeds)) * (segment.last - segment.first)
-    text = f"replays steps {segment.first + 1} to {segment.last}: about {seconds:.0f} s, and its start and evaluations"
-    print(f"{text}; log: {output}", flush=True)
-    saves = [str(row["step"]) for row in segment.rows if "weights" in row]
-    command = [sys.executable, str(PROJECT / "train.py"), "--config", str(file)]
-    run_program(command, output, codes=(0, _STOPPED), VERIFY_SAVES=",".join(saves))
-    return recorded(read_metrics(paths.metrics_file), read_checkpoint(paths.checkpoints / "latest.pt"))
-
-
 def stop_at_end(trainer: Any) -> None:
     """Save at the steps in VERIFY_SAVES, and stop after the last of them. A plugin of the replay."""
     saves = [int(step) for step in os.environ["VERIFY_SAVES"].split(",")]
     sync = trainer.stop_signals.sync
 
     def decide(save: bool) -> Any:
-        decision, step = sync(save), trainer.at.step
+        decision = sync(save)
+        step = trainer.at.step
         stop = _SIGTERM if step >= max(saves) else decision.stop
         return decision._replace(save=step in saves or decision.save, stop=stop)
 
     trainer.stop_signals.sync = decide  # the loop calls it after the evaluations of a step, on every process
 
 
-def recorded(rows: Sequence[Mapping[str, Any]], state: Mapping[str, Any]) -> Records:
+def recorded(rows: Rows, state: State) -> dict[str, dict[Any, Any]]:
     """Return what a run recorded, by kind and name."""
     return {
         "saves": {f"weights of step {row['step']}": row["weights"] for row in rows if "weights" in row},
