@@ -16,7 +16,8 @@ def test_the_search_of_the_page(tmp_path: Path, settings: Path, python: Path) ->
     """Started again, it goes on; the best trial is that of the run with the best validation."""
     root = fresh(tmp_path, settings)
     (text,) = [text for kind, text in BLOCK.findall((root / "docs" / "sweep.md").read_text()) if kind == "python"]
-    assert "n_trials=30" in text and '"train.py", ' in text
+    assert "n_trials=30" in text
+    assert '"train.py", ' in text
     text = text.replace("n_trials=30", "n_trials=2").replace('"--name"', '"--progress.epoch", "2", "--name"')
     (root / "search.py").write_text(text)
     call(root, python, "search.py")
@@ -25,5 +26,6 @@ def test_the_search_of_the_page(tmp_path: Path, settings: Path, python: Path) ->
     for name in ("search_000", "search_001", "search_002", "search_003"):
         rows = map(json.loads, (root / "experiments" / name / "metrics.jsonl").read_text().splitlines())
         losses.append(min(row["values"]["loss"] for row in rows if row["event"] == "val"))
-    assert f"number={losses.index(min(losses))}," in said and str(min(losses)) in said
+    assert f"number={losses.index(min(losses))}," in said
+    assert str(min(losses)) in said
     REPORT.append("docs/sweep.md: the search with Optuna")
