@@ -95,7 +95,7 @@ def read_segment(paths: RunPaths, name: str | None) -> Segment:
 
 def read_kept(paths: RunPaths, weights: Mapping[int, str]) -> dict[int, tuple[Path, State]]:
     """Read the checkpoints by step. Raises `UserError` if there is none, or one does not hold the recorded weights."""
-    kept = {}
+    kept: dict[int, tuple[Path, State]] = {}
     files = sorted(paths.checkpoints.glob("[!ad]*.pt"))  # neither abandoned_*.pt nor damaged_*.pt
     for file in sorted(files, key=lambda file: file.name == "latest.pt"):  # it replaces an older one of its step
         state = read_checkpoint(file)
