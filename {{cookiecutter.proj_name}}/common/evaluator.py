@@ -44,7 +44,7 @@ class Evaluator:
     does not depend on evaluations.
 
     Args:
-        lockstep_forward: whether every forward pass needs all processes (FSDP). A process with fewer batches then keeps
+        lockstep_forward: whether every forward pass needs all processes. A process with fewer batches then keeps
             computing, with the results discarded, until all are done.
         stop_signal: the number of the stop signal that this process received, 0 for none. An evaluation may take longer
             than the grace period after a signal, so this is checked between batches; with `lockstep_forward` only after

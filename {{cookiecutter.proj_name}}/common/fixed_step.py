@@ -58,7 +58,6 @@ class FixedStep(OptimizerStep):
             if isinstance(module, _NormBase) or name in self.declared
         }
         refused = {
-            "dist.strategy fsdp, which computes with parts of the model": config.dist.strategy == "fsdp",
             "dist.sync_bn, whose statistics are of one micro-batch per process": config.dist.sync_bn,
             "prepare.compile, whose code depends on the shapes that a process saw": config.prepare.compile.enabled,
             "an optimizer that calls a closure": self.needs_closure,

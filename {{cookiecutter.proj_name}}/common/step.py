@@ -239,7 +239,7 @@ class OptimizerStep:
         trained = [parameter for parameter in self.parameters if parameter in chosen]
         others = [parameter for parameter in self.parameters if parameter not in chosen]
         model = self.strategy.wrap(trained)
-        # Called through a wrapper, and through the task where it is sharded: that is where DDP and FSDP act.
+        # Called through a wrapper, and through the task where it is sharded: that is where wrappers and hooks act.
         is_wrapped = model is not self.task or self.strategy.lockstep_forward
         forward = partial(model, self.task.update) if is_wrapped else self.task.update
         update = self.updates[name] = TaskUpdate(name, model, forward, trained, others)

@@ -166,7 +166,7 @@ class Task(ModelHolder, ABC):
         return output, self.losses(output, batch)
 
     def forward(self, method: Callable[..., Any], *arguments: Any) -> Any:
-        """Call a method that runs the model, through the task: that is where wrappers (DDP, FSDP) act."""
+        """Call a method that runs the model, through the task: that is where wrappers (DDP) act."""
         return method(*arguments)
 
 

@@ -53,7 +53,7 @@ class Trainer:
 
     # What is trained, how, and on what. A new stage replaces those from `stream` on.
     task: Task
-    strategy: Strategy  # one process, DDP or FSDP
+    strategy: Strategy  # how processes share the work: common/model/strategy.py
     stream: BatchStream  # the order of its samples is a function of seed and epoch
     parameters: list[nn.Parameter]
     optimizer: Optimizer

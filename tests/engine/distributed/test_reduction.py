@@ -167,6 +167,7 @@ class Sparse(Plain):
         (["--prepare.compile.enabled", "true"], "prepare.compile, whose code"),
         (["--model", f"{{type: {HERE}.Sparse}}", "--optim.optim_type", "SGD"], "the sparse gradient of table.weight"),
         (of(f"{HERE}.Queue"), "buffers declared as gather or rank"),
+        (["--dist.strategy", "fsdp"], "does not work with dist.strategy fsdp"),
         (["--dataset.train", "{type: tests.parts.streams.test_streams.Stream}"], "a stream, shared among"),
     ],
     ids=lambda value: value[-12:] if isinstance(value, str) else value[0],

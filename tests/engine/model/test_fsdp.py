@@ -14,7 +14,7 @@ import torch.distributed as dist
 from common.checkpoint.file import read_checkpoint
 from common.trainer import Trainer
 from tests.conftest import Runs, metrics, same
-from tests.model.test_fsdp import BLOCKS, BUSY, FSDP, PLAIN, assert_near, log, whole
+from tests.parts.fsdp.test_fsdp import BLOCKS, BUSY, FSDP, PLAIN, assert_near, log, whole
 from tests.ranks import refused, several
 from custom.datasets.digits_dataset import DigitsDataset
 

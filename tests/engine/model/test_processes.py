@@ -9,7 +9,7 @@ import torch
 from common.distributed.sharded import local
 from common.trainer import Trainer
 from tests.conftest import PROJECT, ErrorOf, Runs, same
-from tests.model.test_fsdp import BLOCKS, BUSY, FSDP, PLAIN, assert_near, log, whole
+from tests.parts.fsdp.test_fsdp import BLOCKS, BUSY, FSDP, PLAIN, assert_near, log, whole
 from tests.ranks import refused, several
 from tests.resume import words
 
@@ -71,6 +71,7 @@ def test_groups_that_do_not_divide(runs: Runs) -> None:
     [
         (["--dist.shard_size", "2"], "needs dist.strategy fsdp; ddp: each process holds it all"),
         (["--dist.shard_size", "1"], "dist.shard_size"),
+        ([*FSDP, "--prepare.channels_last", "true"], "dist.strategy fsdp needs contiguous weights"),
     ],
 )
 def test_what_does_not_go_together(error_of: ErrorOf, given: list[str], message: str) -> None:

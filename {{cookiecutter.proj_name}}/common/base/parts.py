@@ -11,8 +11,16 @@ from typing import Any
 from common.base.errors import UserError
 from common.base.files import PROJECT
 
-KEYS = {"bad_steps": "optim.bad_steps", "ema": "optim.ema", "speed": "speed", "stages": "stages"}
-"""The parts that can be added, and the key that each brings. A checkpoint holds a part's state under its name."""
+KEYS = {
+    "dist.shard_size": "fsdp",
+    "dist.strategy": "fsdp",
+    "optim.bad_steps": "bad_steps",
+    "optim.ema": "ema",
+    "prepare.fsdp": "fsdp",
+    "speed": "speed",
+    "stages": "stages",
+}
+"""The keys that parts bring which can be added. A checkpoint holds a part's state under its name."""
 
 
 def installed() -> list[str]:
@@ -37,7 +45,7 @@ def required(name: str, module: str, asks: str) -> ModuleType:
 
 def part_of(key: str) -> str | None:
     """Return the part that brings a dotted key of the configuration; None for a key of the core."""
-    for name, own in KEYS.items():
+    for own, name in KEYS.items():
         if key == own or key.startswith(f"{own}."):
             return name
     return None
@@ -50,7 +58,7 @@ def needs(name: str) -> str:
 
 def refuse_absent(saved: Mapping[str, Any]) -> None:
     """Raise `UserError` if a checkpoint holds the state of a part that this project does not have."""
-    for name in KEYS:
+    for name in KEYS.values():
         if saved.get(name) and name not in installed():
             without = "to go on without it, allow_changes"
             raise UserError(f"the checkpoint holds the state of {name}, which {needs(name)}; {without}")
@@ -71,6 +79,11 @@ def rules(config: Any) -> Iterator[Any]:
     for module in _configs():
         if hasattr(module, "problems"):
             yield from module.problems(config)
+
+
+def safe_keys() -> list[str]:
+    """Return the keys of parts of which a resume accepts new values: `SAFE` in their `config.py`."""
+    return [key for module in _configs() for key in getattr(module, "SAFE", ())]
 
 
 def _configs() -> list[ModuleType]:

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from common.base.errors import UserError
+from common.base.parts import safe_keys
 from common.checkpoint.fingerprint import Change, changes, compare
 from common.checkpoint.state import RunState
 from common.config.names import join_names
@@ -19,12 +20,11 @@ SAFE = (
     *MEASURING,
     "name", "resume", "allow_changes", "model_pt", "split", "gpu_ids", "num_workers", "plugins", "dir.*",
     "debug.debug_mode", "debug.print_all_grad", "monitor.*", "profile.*", "checkpoint.*", "init_*", "dataset.eval",
-    "dataset.eval.*", "optim.bad_steps.action", "optim.bad_steps.limit",
+    "dataset.eval.*", *safe_keys(),
     "loader.pin_memory", "loader.prefetch", "loader.persistent", "loader.timeout", "loader.start_method",
     "dist.timeout", "dist.launcher", "dist.processes", "dist.cudnn_benchmark", "dist.distributed_backend",
-    "dist.strategy", "dist.shard_size", "dist.gradient_as_bucket_view", "prepare.activation_checkpointing",
-    "prepare.compile.*", "prepare.channels_last", "prepare.fsdp.blocks", "prepare.fsdp.reshard_after_forward",
-    "prepare.fsdp.cpu_offload",
+    "dist.gradient_as_bucket_view", "prepare.activation_checkpointing",
+    "prepare.compile.*", "prepare.channels_last",
 )  # fmt: skip
 # Together these determine the samples of one optimizer step; see `accept_changes`.
 _BATCH = ("batch_size", "optim.accumulate")

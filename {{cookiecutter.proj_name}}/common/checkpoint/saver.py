@@ -161,7 +161,7 @@ class Saver(AbstractContextManager["Saver"]):
     def _copy_to_host(self, state: Any) -> Any:
         """`state` with its tensors copied to host buffers, on the main process; valid until the next call.
 
-        The buffers are reused: nothing is allocated after the first copy. Sharded tensors (FSDP) are gathered one after
+        The buffers are reused: nothing is allocated after the first copy. Sharded tensors are gathered one after
         the other; without `background`, all others stay where they are. Every process must call this.
         """
         seen: dict[tuple[Any, ...], Tensor] = {}

@@ -81,7 +81,7 @@ class EpochPlan:
             window = order[start : start + per_step]
             samples, share = len(window), window[self.rank :: self.world_size].tolist()
             # Rank 0 has the most micro-batches. The others run as many, if need be with borrowed samples of weight 0:
-            # all ranks must take part in gradient synchronization and, with FSDP, in gathering weights.
+            # all ranks must take part in gradient synchronization and in gathering sharded weights.
             count = -(-samples // (self.world_size * batch_size))
             if self.in_blocks:
                 share = window[self.rank * (block := batch_size * self.accumulate) :][:block].tolist()

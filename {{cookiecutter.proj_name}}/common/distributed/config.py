@@ -1,11 +1,11 @@
 """Configuration of processes and randomness."""
 
-from collections.abc import Iterator
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
 
-from common.config import Problem, section
+from common.base.parts import sections
+from common.config import section
 
 
 @section
@@ -29,13 +29,6 @@ class DistConfig:
         Literal["auto", "nccl", "gloo"], Field(description="auto: nccl on CUDA, gloo on CPU")
     ] = "auto"
     timeout: Annotated[int, Field(ge=1, description="seconds to wait for other processes, also at startup")] = 600
-    strategy: Annotated[
-        Literal["ddp", "fsdp"],
-        Field(description="ddp: each process holds the whole model; fsdp: a part of it, see prepare.fsdp"),
-    ] = "ddp"
-    shard_size: Annotated[
-        int | None, Field(ge=2, description="fsdp: processes that share one copy of the model (HSDP); null: all")
-    ] = None
     reduction: Annotated[
         Literal["default", "fixed"],
         Field(description="fixed: the same bits on 1, 2, 4, 8 processes; optim.accumulate then counts those of all"),
@@ -51,7 +44,11 @@ class DistConfig:
     ] = True
     sync_bn: Annotated[bool, Field(description="batch norm statistics over all processes (CUDA only)")] = False
 
-    def problems(self) -> Iterator[Problem]:
-        """Ways to share the work that exclude each other."""
-        if self.shard_size and self.strategy != "fsdp":
-            yield Problem("shard_size", self.shard_size, "needs dist.strategy fsdp", "ddp: each process holds it all")
+    @property
+    def is_sharded(self) -> bool:
+        """Whether a part shards the model, so that each process holds a part of it."""
+        return False
+
+
+if not TYPE_CHECKING:  # to the type checker, the core does not have the keys of parts
+    DistConfig = section(sections(DistConfig))

@@ -1,4 +1,4 @@
-"""Tensors that are sharded over processes (FSDP). Recognized without importing DTensor, which takes 0.6 s."""
+"""Tensors that are sharded over processes. Recognized without importing DTensor, which takes 0.6 s."""
 
 from typing import Any
 

@@ -1,7 +1,7 @@
 """Prepares a model for training on one process or several.
 
 `prepare` applies all steps in their order; `freeze` and `blocks` change the model itself, `strategy` synchronizes
-gradients (DDP) and `fsdp` shards the weights.
+gradients (DDP).
 """
 
 from common.model.config import PrepareConfig

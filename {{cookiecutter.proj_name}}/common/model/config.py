@@ -1,10 +1,11 @@
 """The settings of this package."""
 
 from dataclasses import field
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
 
+from common.base.parts import sections
 from common.config import section
 
 
@@ -15,7 +16,7 @@ class CompileConfig:
     enabled: Annotated[bool, Field(description="compile the model: slow first steps, faster ones afterwards")] = False
     blocks: Annotated[
         list[str],
-        Field(description="modules to compile one by one; empty: fsdp.blocks, activation_checkpointing, or the whole"),
+        Field(description="modules to compile one by one; empty: activation_checkpointing, or the whole"),
     ] = field(default_factory=list)
     backend: Annotated[str, Field(description="of torch.compile; eager and aot_eager are for debugging")] = "inductor"
     mode: Annotated[
@@ -24,33 +25,6 @@ class CompileConfig:
     ] = "default"
     dynamic: Annotated[bool | None, Field(description="true: one graph for all shapes; false: each; null: auto")] = None
     fullgraph: Annotated[bool, Field(description="error on code that cannot be compiled; false: skip it")] = False
-
-
-@section
-class FsdpConfig:
-    """With dist.strategy fsdp: how weights, gradients and optimizer state are sharded over the processes.
-
-    To save, the first process gathers all of them in its host memory.
-    """
-
-    blocks: Annotated[
-        list[str],
-        Field(description='modules gathered one at a time, as in "layers.*"; without any, the whole model at once'),
-    ] = field(default_factory=list)
-    reshard_after_forward: Annotated[bool, Field(description="free gathered weights until the backward pass")] = True
-    param_dtype: Annotated[
-        Literal["auto", "bf16", "own"],
-        Field(description="format of computation; auto: bf16 with precision.mode bf16 and no batch norm, else own"),
-    ] = "auto"
-    reduce_dtype: Annotated[
-        Literal["auto", "fp32", "bf16"],
-        Field(description="dtype in which gradients are reduced; auto: fp32 if param_dtype is bf16, else unchanged"),
-    ] = "auto"
-    output_dtype: Annotated[
-        Literal["auto", "fp32", "bf16"],
-        Field(description="format of the model's output; auto: fp32 if param_dtype is bf16, so that losses are exact"),
-    ] = "auto"
-    cpu_offload: Annotated[bool, Field(description="keep weights and optimizer state in host memory: slow")] = False
 
 
 @section
@@ -67,4 +41,12 @@ class PrepareConfig:
         Field(description="modules whose forward is recomputed in the backward pass: less memory, more time"),
     ] = field(default_factory=list)
     compile: CompileConfig = field(default_factory=CompileConfig)
-    fsdp: FsdpConfig = field(default_factory=FsdpConfig)
+
+    @property
+    def gathered(self) -> list[str]:
+        """Modules whose weights are gathered one at a time, where a part shards them."""
+        return []
+
+
+if not TYPE_CHECKING:  # to the type checker, the core does not have the keys of parts
+    PrepareConfig = section(sections(PrepareConfig))

@@ -7,6 +7,7 @@ from loguru import logger
 from torch import nn
 
 from common.base.errors import UserError
+from common.base.parts import required
 from common.config.names import match_names
 from common.distributed import DistConfig, Rank
 from common.model.blocks import recompute_in_backward
@@ -19,17 +20,15 @@ from common.optim.precision import Precision
 def prepare(task: ModelHolder, config: PrepareConfig, dist: DistConfig, precision: Precision, rank: Rank) -> Strategy:
     """Prepare a task with an initialized model for training: all steps, in order.
 
-    Create the optimizer, the average and all else that holds parameters after this: FSDP replaces them.
+    Create the optimizer, the average and all else that holds parameters after this: a strategy may replace them.
 
     Raises:
         UserError: a pattern matches nothing, or the model does not fit the config.
     """
-    is_sharded = dist.strategy == "fsdp" and not rank.is_single_process
+    is_sharded = dist.is_sharded and not rank.is_single_process
     precision.cast(task)
     if dist.sync_bn and not rank.is_single_process:
         task.model = nn.SyncBatchNorm.convert_sync_batchnorm(task.model)
-    if config.channels_last and is_sharded:
-        raise UserError("prepare.channels_last: dist.strategy fsdp needs contiguous weights; turn it off, or use ddp")
     if config.channels_last:
         # A convolution with such a weight also gives its input and output this order.
         task.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # absent from the stubs
@@ -47,12 +46,9 @@ def prepare(task: ModelHolder, config: PrepareConfig, dist: DistConfig, precisio
         logger.info("compiled at the first step: {}", ", ".join(compiled) or type(task.model).__name__)
     strategy: Strategy
     if is_sharded:
-        from common.model.fsdp import Sharded  # the import takes 0.8 s, and most runs do not need it
-
-        strategy = Sharded(task, blocks.values(), precision, config.fsdp, processes=dist, rank=rank)
+        sharding = required("fsdp", "strategy", "dist.strategy: fsdp")  # here: the import takes 0.8 s
+        strategy = sharding.Sharded(task, blocks.values(), precision, config, dist, rank)
     elif rank.is_single_process or dist.reduction == "fixed":  # which reduces gradients itself
-        if dist.strategy == "fsdp":
-            logger.info("dist.strategy fsdp has no effect on a single process")
         strategy = Strategy(task.to(rank.device), precision)
     else:
         strategy = Replicated(task.to(rank.device), precision, dist)
@@ -73,7 +69,7 @@ def check_patterns(task: nn.Module, config: PrepareConfig) -> tuple[dict[str, nn
     return (
         _match_modules(task, config.activation_checkpointing, "prepare.activation_checkpointing"),
         _match_modules(task, config.compile.blocks, "prepare.compile.blocks"),
-        _match_modules(task, config.fsdp.blocks, "prepare.fsdp.blocks"),
+        _match_modules(task, config.gathered, "prepare.fsdp.blocks"),
     )
 
 

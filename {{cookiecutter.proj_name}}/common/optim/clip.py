@@ -45,7 +45,7 @@ class Clip:
 def gradient_norm(parameters: Sequence[Tensor], *, here: bool = False) -> Tensor:
     """Return the 2-norm of all gradients, a scalar on their device that was not waited for.
 
-    Of sharded gradients (FSDP), it is the norm over all processes, and every process must call this; with `here`, that
+    Of sharded gradients, it is the norm over all processes, and every process must call this; with `here`, that
     of this process' part.
     """
     gradients = parts = [p.grad for p in parameters if p.grad is not None]

@@ -24,7 +24,7 @@ class DebugConfig:
 def log_gradients(model: nn.Module, *, every: bool) -> None:
     """Log the largest gradient of this process' last step and, with `every`, each parameter's mean weight and gradient.
 
-    Of sharded weights (FSDP), only this process' part. Waits for the device: not for normal runs.
+    Of sharded weights, only this process' part. Waits for the device: not for normal runs.
     """
     rows, largest, where = [], -1.0, "nothing"
     for name, parameter in model.named_parameters():

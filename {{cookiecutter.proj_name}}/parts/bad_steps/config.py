@@ -7,6 +7,9 @@ from pydantic import Field
 
 from common.config import section
 
+SAFE = ("optim.bad_steps.action", "optim.bad_steps.limit")
+"""Keys of which a resume accepts new values."""
+
 
 @section
 class BadStepsConfig:

@@ -90,9 +90,6 @@ def _own_problems(config: Any, number: int, stage: StageConfig) -> Iterator[Prob
         yield Problem("until", stage.until, rule)
     if stage.lr_scheduler and "lr_scheduler" in (stage.optim or {}):
         yield Problem("optim.lr_scheduler", ABSENT, "the stage has a key lr_scheduler too", "keep one")
-    if stage.freeze and config.dist.strategy == "fsdp":
-        rule = "dist.strategy fsdp cannot change which weights are trained"
-        yield Problem("freeze", stage.freeze, rule, "use ddp, or prepare.freeze for the whole run")
     for name in stage.loss or ():
         if name not in measured_losses(config.loss)[1:]:
             hint = "give it a weight in the section loss, which a stage may set to 0"

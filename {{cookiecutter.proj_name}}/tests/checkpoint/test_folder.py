@@ -68,11 +68,9 @@ def test_the_folder_is_made_again(runs: Runs, monkeypatch: pytest.MonkeyPatch, h
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
-def test_on_two_processes(runs: Runs, monkeypatch: pytest.MonkeyPatch, strategy: str) -> None:
+def test_on_two_processes(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VANISH", "renamed")
-    words = [*SAVES, *PLUGIN, "--dist.strategy", strategy]
-    several(runs, 2, runs.words(*words, "--model", "{type: tests.small.Plain}"))
+    several(runs, 2, runs.words(*SAVES, *PLUGIN, "--model", "{type: tests.small.Plain}"))
     folder = runs.root / "run"
     assert load(folder)["position"]["epoch"] == 2
     assert (folder / "train.rank1.log").is_file() and (folder / "config.yaml").is_file()

@@ -106,7 +106,6 @@ class Cached(Plain):
 @pytest.mark.parametrize(
     ("words", "text"),
     [
-        (["--dist.strategy", "fsdp"], "does not work with dist.strategy fsdp"),
         (["--dist.sync_bn", "true"], "does not work with dist.sync_bn"),
         (["--model", f"{{type: {HERE}.Noisy}}"], "differs first in the output of noise"),
         (["--model", f"{{type: {HERE}.Cached}}"], "buffer mean, which a batch changes: declare it"),

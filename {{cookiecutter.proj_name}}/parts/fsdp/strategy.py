@@ -17,12 +17,12 @@ from torch.distributed.tensor import DTensor
 
 from common.base.errors import UserError
 from common.base.nested import map_leaves
-from common.distributed import DistConfig, Rank, has_streams, share_buffers
+from common.distributed import Rank, has_streams, share_buffers
 from common.distributed.sharded import is_sharded, local
 from common.model.blocks import norms_with_statistics
-from common.model.config import FsdpConfig
 from common.model.strategy import ModelHolder, Strategy
 from common.optim.precision import Precision
+from parts.fsdp.config import FsdpConfig, PrepareConfig
 
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
@@ -33,7 +33,7 @@ class Sharded(Strategy):
     Args:
         task: on the CPU; it moves to the device block by block, and is never there as a whole.
         blocks: modules gathered one at a time; the rest of the model is gathered at once, as is the rest of the task.
-        processes: how many share a copy of the model, and whether all get rank 0's buffers before each training
+        processes: the section `dist`: how many share a copy of the model, and whether all get rank 0's buffers before each training
             forward.
     """
 
@@ -44,11 +44,11 @@ class Sharded(Strategy):
         task: ModelHolder,
         blocks: Iterable[nn.Module],
         precision: Precision,
-        config: FsdpConfig,
-        *,
-        processes: DistConfig,
+        prepare: PrepareConfig,
+        processes: Any,
         rank: Rank,
     ) -> None:
+        config = prepare.fsdp
         mesh = _mesh(processes, rank)
         self.rank = rank
         model = task.model
@@ -103,7 +103,7 @@ class Sharded(Strategy):
             share_buffers(task, self.rank)
 
 
-def _mesh(config: DistConfig, rank: Rank) -> DeviceMesh:
+def _mesh(config: Any, rank: Rank) -> DeviceMesh:
     """Return all processes in a row; or a row for each copy of the model, which averages its gradients with the others.
 
     Not by init_device_mesh, which would choose the device by the local rank.
