@@ -33,8 +33,8 @@ class Sharded(Strategy):
     Args:
         task: on the CPU; it moves to the device block by block, and is never there as a whole.
         blocks: modules gathered one at a time; the rest of the model is gathered at once, as is the rest of the task.
-        processes: the section `dist`: how many share a copy of the model, and whether all get rank 0's buffers before each training
-            forward.
+        processes: the section `dist`: how many share a copy of the model, and whether all get rank 0's buffers before
+            each training forward.
     """
 
     lockstep_forward = True
