@@ -1,8 +1,8 @@
 """Try the guarantees on your own code: python -m tools.check --config FILE [--key value ...]
 
 Shortened runs of the config are stopped, killed, resumed, split among processes and repeated, and compared. What does
-not hold is shown with the first step and tensor that differ, and where in your code it is made. Exit code 0: all hold;
-1: one does not; 2: the config does not train.
+not hold is shown with the first step and tensor that differ. Exit code 0: all hold; 1: one does not; 2: the config does
+not train.
 """
 
 import argparse
@@ -44,11 +44,9 @@ def main(argv: list[str]) -> int:
         for check in chosen:
             result = check.result(lab)
             say(f"{check.title:<{width}}  {_WORDS[result.outcome]:<14}  {check.name}")
-            why = result.why if result.step is None else f"step {result.step}: {result.why}"
-            for line in filter(None, [why, *result.places]):
-                say(f"    {line}")
-            places = [asdict(place) for place in result.places]
-            outcomes.append({"name": check.name, **result._asdict(), "places": places})
+            if result.why:
+                say(f"    {result.why}" if result.step is None else f"    step {result.step}: {result.why}")
+            outcomes.append({"name": check.name, **asdict(result)})
     if options.json:
         print(json.dumps({"checks": outcomes}, indent=2))
     return int(any(entry["outcome"] == "fails" for entry in outcomes))

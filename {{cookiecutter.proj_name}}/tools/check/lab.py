@@ -24,7 +24,6 @@ _MOST_SAMPLES = 35  # of a dataset: the last of an epoch's three steps has 11, w
 _MOST_OF_STREAM = (STEPS + 2) * SAMPLES  # more than is read: where a limit cuts a stream, its own state does not end
 _TOLERANCE, _NOTHING = 1e-8, 1e-12  # of fp64: relative, and what counts as zero
 _SPLIT_KINDS = ("gradient", "weight", "buffer", "state")  # which do not depend on how a step's samples are split
-_EARLY = Path(__file__).with_name("early")
 
 
 class NotApplicable(Exception):
@@ -32,13 +31,17 @@ class NotApplicable(Exception):
 
 
 @dataclass(frozen=True)
-class Finding:
-    """What a check found. `step`, `kind` and `name` are those of the first tensor or value that differs."""
+class Result:
+    """What a check found: "holds", "fails" or "not applicable".
 
-    why: str
+    Attributes:
+        step, tensor: the first step and quantity that differ.
+    """
+
+    outcome: str
+    why: str = ""
     step: int | None = None
-    kind: str = ""
-    name: str = ""
+    tensor: str = ""
 
 
 @dataclass
@@ -76,19 +79,14 @@ class Lab:
         if name not in self.records or "--resume" in options:
             words = [f"{key}={value}" for key, value in {**self.options(), "--name": name, **options}.items()]
             env = {"PYTHONHASHSEED": "1", "OMP_NUM_THREADS": "1", "CHECK_FACTS": str(self.folder / f"{name}.facts")}
-            env |= {"PYTHONPATH": str(_EARLY), **variables}
+            env |= variables
             self.records[name] = train(PROJECT, words, self.folder / f"{name}.record", env=env, signal=signal)
         return self.records[name]
 
-    def cut(self, name: str, *signals: str, damaged: bool = False) -> Record:
+    def cut(self, name: str, *signals: str) -> Record:
         """Train with a stop by each signal, such as SIGKILL@5, and a resume after it."""
         self.train(name, signal=signals[0])
         for signal in (*signals[1:], ""):
-            if damaged:
-                file = self.folder / name / "checkpoints" / "latest.pt"
-                half = file.with_name("half")  # a new file: latest.pt may be the same as best.pt, by a hard link
-                half.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
-                half.replace(file)
             record = self.train(name, {"--resume": "auto"}, signal=signal)
         return record
 
@@ -142,24 +140,29 @@ def cause_of(error: UserError) -> str:
     return next((line for line in lines if "Error:" in line), lines[-1] if lines else "")
 
 
-def same_bits(a: Record, b: Record, skip: tuple[str, ...] = ()) -> Finding | None:
+def same_bits(a: Record, b: Record, skip: tuple[str, ...] = ()) -> Result | None:
     """Compare what passed through two runs, what they measured, and their last checkpoints; None: no bit differs.
 
     `skip`: beginnings of names in the checkpoints that may differ.
     """
-    if difference := first_difference(a, b):
-        return Finding(str(difference), difference.step, difference.kind, difference.name)
-    values, states = compare_rows(a.run, b.run)[1], compare_checkpoints(a.run, b.run, skip)[1]
-    if lines := values or states:
-        text = " ".join(line.strip() for line in lines[:2])
-        return Finding(f"all weights are the same, but {text}", None, "value" if values else "state", lines[1].strip())
+    difference = first_difference(a, b)
+    if difference:
+        return Result("fails", str(difference), difference.step, f"{difference.kind} {difference.name}")
+    _, lines = compare_rows(a.run, b.run)
+    if not lines:
+        _, lines = compare_checkpoints(a.run, b.run, skip)
+    if lines:
+        title, first = (line.strip() for line in lines[:2])
+        return Result("fails", f"all weights are the same, but {title} {first}", tensor=first)
     return None
 
 
-def same_numbers(a: Record, b: Record) -> Finding | None:
+def same_numbers(a: Record, b: Record) -> Result | None:
     """Compare gradients, weights and states of runs that split their steps in different ways, to the last digits."""
     difference = first_difference(_rounded(a), _rounded(b), _TOLERANCE, _SPLIT_KINDS)
-    return Finding(str(difference), difference.step, difference.kind, difference.name) if difference else None
+    if difference:
+        return Result("fails", str(difference), difference.step, f"{difference.kind} {difference.name}")
+    return None
 
 
 def _rounded(record: Record) -> Record:

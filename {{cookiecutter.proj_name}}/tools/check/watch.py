@@ -32,6 +32,7 @@ def attach(trainer: Any) -> None:
         "norms": [f"{type(module).__name__} {name}" for name, module in norms.items()],
         "compares": [type(user).__name__ for user in users if getattr(user, "compares_samples", False)],
         "data": kind_of(data),
+        "collates": trainer.config.loader.collate is not None or hasattr(innermost(data), "collate"),
         "in_step": bool(getattr(data, "reads_in_step", False)),
         "shares": not is_map_style(data) and callable(getattr(innermost(data), "share", None)),
     }
