@@ -18,11 +18,10 @@ from common.checkpoint.guarantee import SAFE
 from common.config import dump
 from common.config.source import plain, read_file
 from common.run.paths import PROJECT
-from tools.bisect.code import Point, way
 from tools.bisect.search import Trial
 from tools.record.run import child_process, say
 from tools.runs.read import RunFiles, read_run
-from tools.same.sides import Side
+from tools.same.sides import Side, git
 from custom.config import Config
 
 # A resume may change these, but they decide what a new run trains or measures.
@@ -30,9 +29,23 @@ _DECIDING = (
     "progress.epoch", "progress.max_steps", "init_*", "plugins", "gpu_ids", "dist.processes", "dist.strategy",
     "prepare.*", "dataset.val", "dataset.val.*", "metric", "metric.*",
 )  # fmt: skip
-_ENVIRONMENT = ("packages", "machine", "environment", "world_size")  # of run.json; a short run cannot change them
 _POLL_S = 0.25
 _LAST_CHARACTERS = 300  # of the output of a run that gives no value
+
+
+@dataclass(frozen=True)
+class Point:
+    """The code at one point of the way: of a commit, perhaps with the uncommitted changes that a run recorded.
+
+    Attributes:
+        commit: empty without git: the code as it is now.
+        step: how it differs from the point before.
+        diff: what is in `git.diff` of the run.
+    """
+
+    commit: str
+    step: str = ""
+    diff: bytes = b""
 
 
 @dataclass(frozen=True)
@@ -58,37 +71,50 @@ class Recorded:
         return Point(git["commit"] or "", step, (self.files.path / "git.diff").read_bytes() if git["dirty"] else b"")
 
 
+def way(good: Recorded, bad: Recorded) -> list[Point]:
+    """Return the code of GOOD, of each commit on the way, and of BAD; commits that change only pages are omitted.
+
+    Raises:
+        UserError: a commit is not in this repository, or GOOD's is not in the history of BAD's.
+    """
+    first = good.code()
+    last = bad.code("BAD's uncommitted changes")
+    if not first.commit or not last.commit:
+        return [Point("")]
+    if (first.commit, first.diff) == (last.commit, last.diff):
+        return [first]
+    if git("merge-base", first.commit, last.commit) != first.commit:
+        raise UserError(f"GOOD's commit {first.commit} is not in the history of BAD's: exchange the two, or rebase")
+    points = [first]
+    if first.diff:
+        points.append(Point(first.commit, "taking back GOOD's uncommitted changes"))
+    words = ("--first-parent", "--reverse", "--format=%H commit %h '%s'", "--", ".", ":(exclude)*.md")
+    for line in git("log", f"{first.commit}..{last.commit}", *words).splitlines():
+        points.append(Point(line[:40], line[41:]))
+    return [*points, last] if last.diff else points
+
+
 def value_at(files: RunFiles, metric: str, step: int) -> float | None:
     """Return a value after `step` steps, or at the first measurement after that.
 
     None: it is not measured so far. NaN: it never will be, since the loss was not finite before.
-    `train.NAME` is the mean over the second half of the steps up to there: the losses of single batches waver.
     """
     event, _, name = metric.partition(".")
     curve = {at: values[name] for at, values in files.measured(event).items() if name in values}
     end = min((at for at in curve if at >= step), default=None)
     if end is None:
         return math.nan if "not a finite number" in files.reason else None
-    if event != "train":
-        return curve[end]
-    second_half = [value for at, value in curve.items() if end / 2 < at <= end]
-    return math.fsum(second_half) / len(second_half)
+    return curve[end]
 
 
-def first_clear_step(good: Recorded, bad: Recorded, metric: str) -> int:
-    """Return the step from which on the recorded values differ by at least half of what they differ in the end.
-
-    Raises:
-        UserError: there is no step after which both have measured it.
-    """
-    steps = sorted(good.files.measured(metric.partition(".")[0]))
-    values = [(step, value_at(good.files, metric, step), value_at(bad.files, metric, step)) for step in steps]
-    gaps = {step: b - a for step, a, b in values if a is not None and b is not None}
-    if not gaps:
+def last_common_step(good: Recorded, bad: Recorded, metric: str) -> int:
+    """Return the last step at which both have measured a value. Raises `UserError` if there is none."""
+    event, _, name = metric.partition(".")
+    steps = [{at for at, values in run.files.measured(event).items() if name in values} for run in (good, bad)]
+    common = steps[0] & steps[1]
+    if not common:
         raise UserError(f"both runs must have measured {metric}; GOOD has {', '.join(flat(good.files.last))}")
-    end = gaps[max(gaps)]
-    unclear = [step for step, gap in gaps.items() if not (math.isnan(gap) or gap * end >= end * end / 2)]
-    return min(step for step in gaps if step > max(unclear, default=-1))
+    return max(common)
 
 
 def differing_settings(good: Recorded, bad: Recorded) -> dict[str, list[Change]]:
@@ -104,13 +130,6 @@ def differing_settings(good: Recorded, bad: Recorded) -> dict[str, list[Change]]
             section = next((name[:-1] for name in sections if change.key.startswith(name)), change.key)
             settings.setdefault(section, []).append(change)
     return settings
-
-
-def differing_environment(good: Recorded, bad: Recorded) -> str:
-    """Return what else differs, in words: packages, the machine, variables, processes."""
-    old, new = ({key: run.start.get(key) for key in _ENVIRONMENT} for run in (good, bad))
-    # A package that only one of them has imported is no difference.
-    return "; ".join(change.arrow for change in changes(old, new) if None not in (change.old, change.new))
 
 
 def mixed(good: dict[str, Any], bad: dict[str, Any], keys: list[str]) -> dict[str, Any]:
@@ -132,12 +151,10 @@ class Trials:
 
     Args:
         metric: by default the value that chooses GOOD's best checkpoint.
-        step: by default one from which on the records differ clearly.
+        step: by default the last one that both have measured.
         folder: for code and runs.
 
     Attributes:
-        environment: what else differs, in words; no run here can change it.
-        recorded: the values in the records of GOOD and BAD.
         settings: the keys of each setting that differs.
         points: of the code, from GOOD's to BAD's.
         worst: the trial with all changes.
@@ -147,10 +164,9 @@ class Trials:
     def __init__(self, good: Recorded, bad: Recorded, metric: str | None, step: int | None, folder: Path) -> None:
         self.good, self.bad = good, bad
         self.metric = metric or f"val.{good.files.config.get('best.metric', 'loss')}"
-        self.step = step or first_clear_step(good, bad, self.metric)
-        self.recorded = [value_at(run.files, self.metric, self.step) for run in (good, bad)]
-        self.settings, self.environment = differing_settings(good, bad), differing_environment(good, bad)
-        self.points = way(good.code(), bad.code("BAD's uncommitted changes"))
+        self.step = step or last_common_step(good, bad, self.metric)
+        self.settings = differing_settings(good, bad)
+        self.points = way(good, bad)
         self.worst = Trial(len(self.points) - 1, frozenset(self.settings))
         self.values: dict[Trial, float | None] = {}
         self._folder = folder / "trial"
