@@ -102,7 +102,7 @@ class Noisy(Plain):
         return super().forward(image + torch.randn_like(image))
 
 
-NOISY = ["--model", f"{{type: {HERE}.Noisy}}", "--progress.save_progress_val", "false"]
+NOISY = ["--model", f"{{type: {HERE}.Noisy}}", "--progress.max_samples_val", "0"]
 
 
 def test_evaluation_does_not_change_training(runs: Runs) -> None:

@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from fractions import Fraction
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import Field
 
@@ -145,8 +145,6 @@ class ProgressConfig:
     Everything that is not "never" also happens after the last step (log lines and pictures in the chosen epochs only).
     """
 
-    __renamed__: ClassVar[dict[str, str]] = {"keep": "checkpoint.keep", "iter_loss": "log_every"}
-
     start_epoch: Annotated[
         int,
         Field(ge=-1, le=0, description="with resume: -1 continues where the checkpoint stopped, 0 takes only weights"),
@@ -155,15 +153,11 @@ class ProgressConfig:
     max_steps: Annotated[int | None, Field(ge=1, description="optimizer steps to train; null: epoch alone decides")] = (
         None
     )
-    epoch_loss: Annotated[int, Field(ge=1, description="log only in every n-th epoch")] = 1
     log_every: Annotated[StepInterval, Field(description="log line and scalars; steps, one epoch at most")] = 50
     train_metric: Annotated[bool, Field(description="log the metrics of the last step's batch")] = False
-    save_progress: Annotated[bool, Field(description="show training pictures")] = True
-    epoch_save_progress: Annotated[int, Field(ge=1, description="pictures only in every n-th epoch")] = 1
     iter_save_progress: Annotated[StepInterval, Field(description="training pictures; steps")] = 100
     max_samples_train: Annotated[int, Field(ge=1, description="training pictures each time")] = 5
     epoch_val: Annotated[EpochInterval, Field(description="validation; epochs")] = 1
-    save_progress_val: Annotated[bool, Field(description="show validation pictures")] = True
     max_samples_val: Annotated[int, Field(ge=0, description="validation pictures each time")] = 5
     init_eval: Annotated[bool, Field(description="evaluate before the first step")] = False
     epoch_eval: Annotated[EpochInterval, Field(description="evaluation on dataset.eval; epochs")] = 10
@@ -214,7 +208,7 @@ class Triggers:
         self.intervals = {
             # With a few steps per epoch, most validations would have no training loss beside them.
             "log": Interval.parse(1, "epoch") if log.unit == "step" and log.amount > epoch else log,
-            "pictures": Interval.parse(config.iter_save_progress if config.save_progress else None, "step"),
+            "pictures": Interval.parse(config.iter_save_progress, "step"),
             "validate": Interval.parse(config.epoch_val, "epoch"),
             "evaluate": Interval.parse(config.epoch_eval, "epoch"),
             "save_latest": Interval.parse(config.epoch_save_latest, "epoch"),
@@ -232,8 +226,6 @@ class Triggers:
         self._next_step = min(*earliest, self._config.max_steps or math.inf)
         is_last = self.is_over(after)
         due = {name: bool(rule) if is_last else rule.is_due(before, after) for name, rule in self.intervals.items()}
-        due["log"] &= before.epoch % self._config.epoch_loss == 0
-        due["pictures"] &= before.epoch % self._config.epoch_save_progress == 0
         return Due(**due, is_last=is_last)
 
     def is_over(self, at: Position) -> bool:

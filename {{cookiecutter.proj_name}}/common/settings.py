@@ -6,7 +6,7 @@
 from collections.abc import Iterator
 from copy import deepcopy
 from dataclasses import field, replace
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
@@ -64,12 +64,6 @@ def _devices(value: Any) -> Any:
 @section
 class RunConfig:
     """All settings that the engine reads."""
-
-    __renamed__: ClassVar[dict[str, str]] = {
-        "seed": "dist.random_seed", "lr": "optim.lr", "epochs": "progress.epoch",
-        "worker": "num_workers",
-        "model_pt": "to continue a run: --resume; to start from its weights: --init_from.path",
-    }  # fmt: skip
 
     name: Annotated[str, Field(min_length=1, description="name of the run and of its folder")] = "default"
     resume: Annotated[

@@ -276,8 +276,7 @@ class Trainer:
     def validate(self) -> bool:
         """Evaluate on the validation data. Returns whether the result is the best so far."""
         self.check_losses()
-        pictures = self.config.progress.max_samples_val if self.config.progress.save_progress_val else 0
-        result = self.run_evaluation("val", self.val, pictures)
+        result = self.run_evaluation("val", self.val, self.config.progress.max_samples_val)
         if result is None:
             return False
         self.progress.values = result.values

@@ -24,7 +24,7 @@ from tests.samples import Classification, Digits
 
 HERE = "tests.test_task"
 PLAIN = ["--model", "{type: tests.small.Plain}"]
-QUIET = ["--progress.save_progress", "false", "--progress.save_progress_val", "false"]
+QUIET = ["--progress.iter_save_progress", "0", "--progress.max_samples_val", "0"]
 
 
 def log(folder: Path) -> str:

@@ -15,7 +15,7 @@ OTHER = [
     "--task", f"{{type: {HERE}.OtherTask}}",
     "--loss", "{$REPLACE: true, ce: {type: torch.nn.CrossEntropyLoss, "
     "inputs: {input: output.logits, target: batch.labels}}}",
-    "--progress.save_progress", "false", "--progress.save_progress_val", "false", "--progress.epoch", "1",
+    "--progress.iter_save_progress", "0", "--progress.max_samples_val", "0", "--progress.epoch", "1",
 ]  # fmt: skip
 
 

@@ -15,8 +15,6 @@ from torch import Tensor, nn
 
 from common.base.errors import UserError
 from common.config import ConfigError, resolve, section
-from common.evaluation.loss import LossFactory
-from common.evaluation.metric import MetricFactory
 from common.optim import OptimConfig, build_optimizer, build_schedule
 from common.optim.groups import Group, learning_rates
 from tests.conftest import Runs, load, metrics, same
@@ -28,18 +26,13 @@ TOWER = ["--model", "{type: tests.small.Tower}", "--precision.mode", "fp64"]
 GROUPED = [
     *TOWER, "--optim.weight_decay", "0.1", "--optim.no_decay", "auto",
     "--optim.groups", "[{match: head.*, lr_mult: 2, weight_decay: 0.2}, {match: '*.layer.weight', lr_mult: 0.5}]",
-    "--optim.layer_decay", "{blocks: [layers.*], factor: 0.5}",
 ]  # fmt: skip
 # name: (parameters, factor of the rate, weight decay)
+REST = [f"layers.{at}.{name}" for at in range(3) for name in ("norm.weight", "norm.bias", "layer.bias")]
 TABLE = {
-    "below_blocks": (["stem.1.weight"], 0.125, 0.1),
-    "below_blocks.no_decay": (["stem.1.bias"], 0.125, 0.0),
-    "layers.0.no_decay": (["layers.0.norm.weight", "layers.0.norm.bias", "layers.0.layer.bias"], 0.25, 0.0),
-    "layer.weight.layers.0": (["layers.0.layer.weight"], 0.125, 0.1),
-    "layers.1.no_decay": (["layers.1.norm.weight", "layers.1.norm.bias", "layers.1.layer.bias"], 0.5, 0.0),
-    "layer.weight.layers.1": (["layers.1.layer.weight"], 0.25, 0.1),
-    "layers.2.no_decay": (["layers.2.norm.weight", "layers.2.norm.bias", "layers.2.layer.bias"], 1.0, 0.0),
-    "layer.weight.layers.2": (["layers.2.layer.weight"], 0.5, 0.1),
+    "rest": (["stem.1.weight"], 1.0, 0.1),
+    "rest.no_decay": (["stem.1.bias", *REST], 1.0, 0.0),
+    "layer.weight": ([f"layers.{at}.layer.weight" for at in range(3)], 0.5, 0.1),
     "head": (["head.weight"], 2.0, 0.2),
     "head.no_decay": (["head.bias"], 2.0, 0.0),
 }
@@ -96,9 +89,9 @@ def test_every_parameter_is_in_exactly_one_group(runs: Runs) -> None:
     listed = [name for names, _, _ in found.values() for name in names]
     assert sorted(listed) == sorted(name for name, _ in Tower().named_parameters())
     log = (uncut / "train.log").read_text()
-    assert "10 parameter groups:" in log
+    assert "5 parameter groups:" in log
     assert re.search(r"\n  head +1 +120  2\.00e-03 +0\.2\n", log)
-    assert "| lr 1.25e-04..2.00e-03 (8 groups) |" in log
+    assert "| lr rest 1.00e-03  layer.weight 5.00e-04  head 2.00e-03 |" in log
     rates = {name for name in metrics(uncut, "train")[-1]["values"] if name.startswith("lr")}
     assert rates == {f"lr_{name.removesuffix('.no_decay')}" for name in TABLE}
 
@@ -132,7 +125,7 @@ def test_the_update_is_that_of_torch_with_the_same_groups(optim) -> None:
     reference = deepcopy(model)
     named = dict(reference.named_parameters())
     text = (
-        "{lr: 0.01, weight_decay: 0.1, no_decay: auto, layer_decay: {blocks: [layers.*], factor: 0.5},"
+        "{lr: 0.01, weight_decay: 0.1, no_decay: auto,"
         "groups: [{match: head.*, lr_mult: 2, weight_decay: 0.2}, {match: '*.layer.weight', lr_mult: 0.5}]}"
     )
     optimizer = build_optimizer(optim(text), model)
@@ -233,16 +226,13 @@ def test_groups_of_frozen_and_tied_parameters(optim) -> None:
 
 
 def test_a_rate_of_its_own_as_in_torch(optim: Callable[[str], OptimConfig]) -> None:
-    """Not a factor: exact, whatever optim.lr is; layer decay still applies."""
+    """Not a factor: exact, whatever optim.lr is."""
     groups = "groups: [{match: head.*, lr: 0.07}, {match: layers.0.*, lr: 0.03, lr_mult: 1}]"
-    decay = "layer_decay: {blocks: [layers.*], factor: 0.5}"
 
     def rates(text: str) -> dict[str, float]:
         return learning_rates(build_optimizer(optim(text), Tower()))
 
     assert rates(f"{{lr: 0.003, {groups}}}") == {"head": 0.07, "layers.0": 0.03, "rest": 0.003}
-    found = rates(f"{{lr: 0.003, {groups}, {decay}}}")
-    assert (found["head"], found["layers.0.layers.0"]) == (0.07, 0.03 * 0.25)
 
 
 @pytest.mark.parametrize(
@@ -266,13 +256,6 @@ def test_a_rate_of_its_own_as_in_torch(optim: Callable[[str], OptimConfig]) -> N
         ("--optim.groups=[head.*]", ["optim.groups[0]", "must be a section"]),
         ("--optim.groups=[{match: features.*, name: a}, {match: head.*, name: a, lr_mult: 2}]", ["are called a"]),
         ("--optim.no_decay=[haed.2.*]", ["optim.no_decay: haed.2.* matches none", "did you mean head.2"]),
-        ("--optim.layer_decay={factor: 0.5}", ["optim.layer_decay.blocks: [] is not a list of blocks", "layers.*"]),
-        (
-            "--optim.layer_decay={factor: 0.5, blocks: [features]}",
-            ["['features'] is not a list of blocks", "features.*"],
-        ),
-        ("--optim.layer_decay={factor: 0.5, blocks: [layers.*]}", ["layers.* matches none", "features"]),
-        ("--optim.layer_decay={factor: 1.5, blocks: [features.*]}", ["optim.layer_decay.factor", "less than or equal"]),
     ],
 )
 def test_mistakes_are_explained(runs: Runs, capsys: pytest.CaptureFixture[str], words: str, says: list[str]) -> None:
@@ -306,7 +289,7 @@ def test_a_resume_may_regroup(runs: Runs) -> None:
     words = [*GROUPED, "--resume", "auto", "--progress.max_steps", "3"]
     assert runs.fail(*words) == 2
     log = (folder / "train.log").read_text()
-    assert "optim.layer_decay.factor: 1.0 in the checkpoint, 0.5 now" in log and "optim.groups: []" in log
+    assert "optim.groups: []" in log
     runs.train(*words[:-1], "4", "--allow_changes", "true", "--optim.lr", "1e-30")
     after = load(folder)["optimizer"]
     assert [group["name"] for group in before["param_groups"]] == ["all"]
@@ -350,7 +333,7 @@ def test_a_checkpoint_that_knows_no_groups(runs: Runs) -> None:
     folder = runs.train(*TOWER, "--progress.epoch", "1")
     file = folder / "checkpoints" / "latest.pt"
     state = load(folder)
-    for key in ("groups", "no_decay", "layer_decay"):
+    for key in ("groups", "no_decay"):
         del state["about"]["config"]["optim"][key]
     torch.save(state, file)
     runs.train(*TOWER, "--resume", str(file))
@@ -450,22 +433,6 @@ def test_a_task_with_groups_in_a_run(runs: Runs) -> None:
     stem = [number for name in ("stem", "stem.no_decay") for number in groups[name]["params"]]
     assert not set(stem) & first["optimizer"]["state"].keys()
     assert [third["optimizer"]["state"][number]["step"].item() for number in stem] == [1, 1]
-
-
-def test_layer_decay_leaves_out_other_parts_of_a_task(optim) -> None:
-    """Only the model's own parameters lie below its blocks, whatever the task has besides."""
-    task = Outer(LossFactory({}), MetricFactory({}))
-    found = grouped(build_optimizer(optim("{layer_decay: {blocks: [layers.*], factor: 0.5}}"), task))
-    assert found["below_blocks"][0] == ["stem.1.weight", "stem.1.bias"]
-    assert found["rest"][0] == ["scale", "head.weight", "head.bias"]
-
-
-class Outer(ClassificationTask):
-    """Has a parameter besides its model, which comes first."""
-
-    def __init__(self, loss: LossFactory, metric: MetricFactory) -> None:
-        super().__init__(Tower(), loss, metric)
-        self.scale = nn.Parameter(torch.zeros(1))
 
 
 def test_wrong_groups_of_a_task(optim) -> None:

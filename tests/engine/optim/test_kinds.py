@@ -60,9 +60,8 @@ PYPI = {
     "pytorch_optimizer.ScheduleFreeAdamW": "",
 }
 REFUSED = {
-    "Muon": "Muon cannot train 0.bias: Muon only supports 2D parameters",
-    "SparseAdam": "SparseAdam cannot train 0.weight: its gradient is dense",
-    "pytorch_optimizer.Muon": "Muon cannot train 0.weight: `use_muon` must be set",
+    "Muon": "Muon cannot train Sequential: Muon only supports 2D parameters",
+    "pytorch_optimizer.Muon": "Muon cannot train Sequential: `use_muon` must be set",
 }
 
 
@@ -105,7 +104,6 @@ def test_every_optimizer_resumes_to_the_bit_or_is_refused_before_the_start(confi
     [
         ("[{match: 0.*, optim_type: AdmW}]", ["optim.groups[0].optim_type", "did you mean AdamW"]),
         ("[{match: 0.*, optim_type: Muon, args: {betas: [0, 0]}}]", ["optim.groups[0].args.betas", "Muon"]),
-        ("[{match: 0.*, args: {betas: [0.9, 1.5]}}]", ["optim.groups[0].args", "1.5"]),
         ("[{match: 0.*, optim_type: Rprop, weight_decay: 0.1}]", ["groups[0].weight_decay", "Rprop has none"]),
         ("[{match: 0.*, optim_type: LBFGS}]", ["optim.groups[0].optim_type", "needs a closure"]),
     ],
@@ -121,7 +119,10 @@ def test_mistakes_in_a_group_are_refused_with_the_config(configured, groups: str
     ("groups", "says"),
     [
         ("[{match: '*.weigth', optim_type: Muon}]", ["optim.groups[0].match", "did you mean"]),
-        ("[{match: 0.*, optim_type: Muon}]", ["Muon cannot train 0.bias", "torch.Size([8])", "optim.groups can give"]),
+        (
+            "[{match: 0.*, optim_type: Muon}]",
+            ["cannot train Sequential", "torch.Size([8])", "optim.groups can give"],
+        ),
         ("[{match: '*', ndim: 4, optim_type: Muon}]", ["optim.groups[0].ndim", "matching * has 4 dimensions"]),
         ("[{match: 0.*, optim_type: SGD}, {match: '*.bias'}]", ["0.bias is in 0.* and in *.bias", "in one group only"]),
     ],

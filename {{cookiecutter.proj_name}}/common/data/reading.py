@@ -28,7 +28,6 @@ from common.config.names import join_names
 from common.data.held import OwnGenerators, open_handle
 from common.data.keyed import KeyedBatches
 from common.data.loader import EvaluationLoader, TrainStream
-from common.data.view import innermost, kind_of
 from common.data.workers import OtherProcess, context_of
 from common.distributed.seed import mix
 
@@ -74,14 +73,12 @@ class Reading:
         seen: those read, by number.
         varies: the sample and the entry that were different when read again; "": none.
         unread: why none was read; "": some were.
-        digest: a checksum of what the dataset's own `digest()` returns; "" without one.
     """
 
     size: int = 0
     seen: dict[int, Seen] = field(default_factory=dict)
     varies: str = ""
     unread: str = ""
-    digest: str = ""
 
     def record(self) -> dict[str, Any]:
         """Return what a checkpoint keeps of it, as plain values."""
@@ -96,8 +93,6 @@ def read_data(loaders: Mapping[str, Any]) -> dict[str, Reading]:
     """
     readings = {name: Reading(unread=_unreadable(loader)) for name, loader in loaders.items()}
     indexed = {name: loaders[name] for name, reading in readings.items() if not reading.unread}
-    for name, loader in loaders.items():
-        readings[name].digest = _digest(loader.dataset)
     if not indexed:
         return readings
     context = context_of(next(iter(indexed.values()))._loader)
@@ -124,18 +119,6 @@ def _unreadable(loader: Any) -> str:
     if held := open_handle(loader.batches):
         return f"{held} is open, and another process would move its position; open it on first use, in __getitem__"
     return ""
-
-
-def _digest(dataset: Any) -> str:
-    inner = innermost(dataset)
-    # Looked up in the class: a dataset around another one may pass on the methods of the inner one.
-    if not callable(getattr(type(inner), "digest", None)):
-        return ""
-    try:
-        return checksum(inner.digest())
-    except Exception as error:  # noqa: BLE001 - training needs no digest
-        logger.warning("{}.digest() failed, and is not compared: {!r}", kind_of(dataset), error)
-        return ""
 
 
 def chosen(size: int) -> list[int]:
@@ -226,8 +209,6 @@ def compare_data(name: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> t
     others = []
     if old["size"] != new["size"] and old["size"] and new["size"]:
         others.append(f"dataset.{name}: {old['size']:,} samples -> {new['size']:,}")
-    if old["digest"] and new["digest"] and old["digest"] != new["digest"]:
-        others.append(f"dataset.{name}: its digest() differs")
     if differing and not varies:
         entries = _different(old["samples"][differing[0]], new["samples"][differing[0]])
         more = f"({len(differing)} of {len(both)} samples read again differ)"

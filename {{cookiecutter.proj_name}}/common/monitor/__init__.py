@@ -4,7 +4,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import field
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 from loguru import logger
@@ -38,8 +38,6 @@ Level = Literal["TRACE", "DEBUG", "INFO", "WARNING", "ERROR"]
 @section
 class MonitorConfig:
     """Logging and metrics."""
-
-    __renamed__: ClassVar[dict[str, str]] = {"tensorboard": "name it in monitor.writers: [tensorboard]"}
 
     log_level: Annotated[Level, Field(description="lowest level of log records that are kept")] = "INFO"
     levels: Annotated[

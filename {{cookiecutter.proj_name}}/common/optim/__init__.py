@@ -24,16 +24,6 @@ class OptimConfig(ClipConfig, OptimizerConfig):
     accumulate: Annotated[int, Field(ge=1, description="micro-batches per optimizer step")] = 1
     lr_scheduler: LrSchedulerConfig = field(default_factory=LrSchedulerConfig)
 
-    __renamed__: ClassVar[dict[str, str]] = {
-        "type": "optim_type",
-        "maxiters": "it is now args.max_iter",
-        "beta1": "it is now the first number of args.betas",
-        "beta2": "it is now the second number of args.betas",
-        "clip_warmup": "a stage sets another limit, as in optim: {clip_gradients: 1}",
-        "clip_gradients_warmup": "a stage sets another limit",
-        **{key: f"it is now args.{key}" for key in ("momentum", "betas", "eps", "centered")},
-    }
-
 
 if not TYPE_CHECKING:  # to the type checker, the core does not have the keys of parts
     OptimConfig = section(sections(OptimConfig))

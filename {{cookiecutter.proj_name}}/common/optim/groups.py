@@ -1,9 +1,7 @@
 """Parameter groups: which parameters have which learning rate, weight decay and optimizer, by config or task."""
 
-import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import field
-from itertools import takewhile
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 from loguru import logger
@@ -14,7 +12,7 @@ from torch.optim import Optimizer
 
 from common.base.errors import UserError
 from common.config import section
-from common.config.names import match_names, parents
+from common.config.names import match_names
 
 if TYPE_CHECKING:
     from common.optim.optimizer import OptimizerConfig
@@ -57,18 +55,6 @@ class GroupConfig:
     name: Annotated[str | None, Field(min_length=1, description="for the log; null: made from match")] = None
 
 
-@section
-class LayerDecayConfig:
-    """Layer-wise decay of the learning rate: of n blocks, the last has lr, each one below it `factor` times the next.
-
-    Block i of n, counted from 0, has lr x factor^(n-1-i). Parameters before the first block have lr x factor^n, all
-    others lr.
-    """
-
-    blocks: Annotated[list[str], Field(description='modules in order, as in "layers.*"')] = field(default_factory=list)
-    factor: Annotated[float, Field(gt=0.0, le=1.0, description="1 turns it off")] = 1.0
-
-
 def parameter_groups(config: "OptimizerConfig", task: nn.Module, chosen: Iterable[Group] = ()) -> list[dict[str, Any]]:
     """Return the trainable parameters in named groups: those `chosen` as given there, all others as configured.
 
@@ -79,29 +65,24 @@ def parameter_groups(config: "OptimizerConfig", task: nn.Module, chosen: Iterabl
         UserError: no parameter is trainable, a pattern matches nothing, or a parameter is in two groups.
     """
     names = dict(task.named_parameters(remove_duplicate=False))
-    given = _assign(((group.name, group) for group in chosen), names, "groups()")
-    inside = dict(getattr(task, "model", task).named_parameters(remove_duplicate=False))  # the same names, by design
-    entries = _assign(_entries(config.groups, names), names, "optim.groups")
-    sources = (entries, _layers(config.layer_decay, inside))
+    groups_of = _assign(_entries(config.groups, names), names, "optim.groups")
+    groups_of |= _assign(((group.name, group) for group in chosen), names, "groups()")
     without_decay = _without_decay(config.no_decay, task, names)
-    rest = "rest" if given or any(sources) else "all"
+    rest = Group("rest" if groups_of else "all", ())
     groups: dict[str, dict[str, Any]] = {}
     trainable = [(name, parameter) for name, parameter in task.named_parameters() if parameter.requires_grad]
     if not trainable:
         total = len(list(task.parameters()))
         raise UserError(f"{type(task).__name__}: none of its {total} parameters requires a gradient; unfreeze some")
     for name, parameter in trainable:
-        parts = [item[parameter] for item in sources if parameter in item]
-        if parameter in given:
-            parts = [given[parameter]]
-        label = ".".join(part.name for part in parts) or rest
-        decay = next((part.weight_decay for part in parts if part.weight_decay is not None), config.weight_decay)
+        part = groups_of.get(parameter, rest)
+        label = part.name
+        decay = config.weight_decay if part.weight_decay is None else part.weight_decay
         if decay and parameter in without_decay:
             label += _NO_DECAY
             decay = 0.0
-        optim_type, args = config.kind(parts[0] if parts else None)
-        base_lr = next((part.base_lr for part in parts if part.base_lr is not None), config.lr)
-        lr = base_lr * math.prod(part.lr for part in parts)
+        optim_type, args = config.kind(part)
+        lr = (config.lr if part.base_lr is None else part.base_lr) * part.lr
         options = {"lr": lr, "weight_decay": decay, "optim_type": optim_type, "args": args}
         group = groups.setdefault(label, {"name": label, "params": [], **options})
         if not group.items() >= options.items():
@@ -163,25 +144,6 @@ def _entries(entries: Sequence[GroupConfig], names: Mapping[str, nn.Parameter]) 
                 raise UserError(f"{where}.ndim: no parameter matching {entry.match} has {entry.ndim} dimensions")
         group = Group(label, inside, entry.lr_mult, entry.weight_decay, entry.optim_type, entry.args, entry.lr)
         yield ", ".join(patterns), group
-
-
-def _layers(config: LayerDecayConfig, names: Mapping[str, nn.Parameter]) -> dict[nn.Parameter, Group]:
-    """Return the block of each of the model's parameters that is in one or before the first one."""
-    if config.factor == 1:
-        return {}
-    blocks: list[str] = []  # with a dot at the end
-    for name in match_names(config.blocks, parents(names), "optim.layer_decay.blocks"):
-        if not name.startswith(tuple(blocks)):
-            blocks.append(f"{name}.")
-    if len(blocks) < 2:
-        hint = "".join(blocks) or "layers."
-        raise UserError(f"optim.layer_decay.blocks: {config.blocks} is not a list of blocks; write, say, {hint}*")
-    below = list(takewhile(lambda name: not name.startswith(tuple(blocks)), names))
-    layers = {"below_blocks": below} | {block[:-1]: [n for n in names if n.startswith(block)] for block in blocks}
-    scaled: dict[nn.Parameter, Group] = {}
-    for height, (label, inside) in enumerate(reversed(layers.items())):  # a shared parameter is in the lowest
-        scaled |= {names[name]: Group(label, (), config.factor**height) for name in inside}
-    return scaled
 
 
 def _without_decay(patterns: str | list[str], model: nn.Module, names: Mapping[str, nn.Parameter]) -> set[nn.Parameter]:

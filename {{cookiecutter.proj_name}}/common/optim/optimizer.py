@@ -1,10 +1,8 @@
 """Any optimizer of `torch.optim` by name, others by import path, over the parameters that are trained."""
 
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import field
-from functools import partial
 from typing import Annotated, Any, Literal
 
 import torch
@@ -17,7 +15,7 @@ from common.config import Problem, section
 from common.config.arguments import check_arguments, fit_arguments, is_foreign, parameter_names
 from common.config.registry import import_path
 from common.distributed.sharded import is_sharded
-from common.optim.groups import Group, GroupConfig, LayerDecayConfig, log_groups, parameter_groups
+from common.optim.groups import Group, GroupConfig, log_groups, parameter_groups
 from common.optim.several import Several, parts_of
 
 # Arguments with config keys of their own (lr, weight_decay), and the parameters themselves.
@@ -42,19 +40,16 @@ class OptimizerConfig:
         list[GroupConfig],
         Field(description="parameters with their own lr, weight decay or optimizer: [{match: head.*, lr_mult: 9}]"),
     ] = field(default_factory=list)
-    layer_decay: LayerDecayConfig = field(default_factory=LayerDecayConfig)
 
-    def kind(self, group: Group | GroupConfig | None = None) -> tuple[str, dict[str, Any]]:
-        """Return the class and the arguments of the optimizer of a group; None: of all parameters without one."""
-        if group is None:
-            return self.optim_type, self.args
+    def kind(self, group: Group | GroupConfig) -> tuple[str, dict[str, Any]]:
+        """Return the class and the arguments of the optimizer of a group."""
         if group.optim_type is None:
             return self.optim_type, {**self.args, **group.args}
         return group.optim_type, dict(group.args)
 
     def problems(self) -> Iterator[Problem]:
         """An unknown optimizer, arguments that it rejects, or a group with two learning rates."""
-        yield from self._problems("", *self.kind(), self.weight_decay)
+        yield from self._problems("", self.optim_type, self.args, self.weight_decay)
         for at, group in enumerate(self.groups):
             if group.lr is not None and group.lr_mult != 1:
                 yield Problem(
@@ -76,17 +71,9 @@ class OptimizerConfig:
             yield Problem(f"{key}weight_decay", decay, f"{label} has none", "set it to 0")
         provided = tuple(name for name in _PROVIDED if name in known)
         strict = _is_of_torch(cls) or not is_foreign(cls)
-        wrong = list(check_arguments(cls, args, f"{key}args", lambda: label, provided, strict=strict))
+        yield from check_arguments(cls, args, f"{key}args", lambda: label, provided, strict=strict)
         if key and _needs_closure(cls):
             yield Problem(f"{key}optim_type", name, "needs a closure, and so all parameters")
-        yield from wrong
-        if args and not wrong and _is_of_torch(cls):
-            # torch checks values on construction; one number is enough to find errors before the model exists.
-            # Skipped without arguments, as for --help: the first optimizer of a process takes torch a second.
-            try:
-                _construct(cls, self, args, [nn.Parameter(torch.zeros(1, 1))])
-            except (TypeError, ValueError, RuntimeError) as error:
-                yield Problem(f"{key}args", args, f"{label} rejects them: {error}")
 
 
 def optimizer_class(name: str) -> type[Optimizer]:
@@ -166,28 +153,12 @@ def _construct(cls: type[Optimizer], config: OptimizerConfig, args: dict[str, An
 def _build_part(
     cls: type[Optimizer], config: OptimizerConfig, args: dict[str, Any], groups: list[dict[str, Any]], model: nn.Module
 ) -> Optimizer:
-    """Build an optimizer. Raises `UserError` if it refuses these parameters, and which."""
-    named = [pair for group in groups for pair in group["params"]]
-    if cls is torch.optim.SparseAdam:
-        sparse = {weight for part in model.modules() if getattr(part, "sparse", False) for weight in part.parameters()}
-        for name, parameter in named:
-            if parameter not in sparse:
-                raise UserError(f"SparseAdam cannot train {name}: its gradient is dense; give it the groups of others")
-    build = partial(_construct, cls, config, args)
+    """Build an optimizer. Raises `UserError` if it refuses these parameters."""
     try:
-        return build([dict(group) for group in groups])
+        return _construct(cls, config, args, groups)
     except Exception as error:
-        single = [pair[0] for pair in named if not _fits(build, {**groups[0], "params": [pair]})]
-        hint = "; optim.groups can give it another optim_type" if single else ""
-        subject = single[0] if single else type(model).__name__
-        raise UserError(f"optim_type {cls.__name__} cannot train {subject}: {error}{hint}") from error
-
-
-def _fits(build: Callable[[list[Any]], Optimizer], group: dict[str, Any]) -> bool:
-    with suppress(Exception):
-        build([group])
-        return True
-    return False
+        hint = "optim.groups can give some parameters another optim_type"
+        raise UserError(f"optim_type {cls.__name__} cannot train {type(model).__name__}: {error}; {hint}") from error
 
 
 def _own(cls: type[Optimizer], group: dict[str, Any]) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import field
 from functools import partial
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 from loguru import logger
 from pydantic import Field
@@ -37,18 +37,6 @@ class LrSchedulerConfig:
     threshold: Annotated[float, Field(ge=0.0, description="plateau: relative change that counts as progress")] = 1e-4
     mode: Annotated[Literal["min", "max"], Field(description="plateau: whether lower or higher is better")] = "min"
     args: Annotated[dict[str, Any], Field(description="its further arguments")] = field(default_factory=dict)
-
-    __renamed__: ClassVar[dict[str, str]] = {
-        **dict.fromkeys(("eta_min", "ema_min"), "it is now min_factor, a factor of lr"),
-        "milestones": "lr_steps",
-        "warmup_epochs": "warmup",
-        "warmup_steps": 'it is now warmup, in steps when written as "100step"',
-        "gamma": "lr_gamma",
-        **{
-            key: f"it is now args.{key}"
-            for key in ("power", "pct_start", "div_factor", "final_div_factor", "decay", "shape", "cooldown")
-        },
-    }
 
     def problems(self) -> Iterator[Problem]:
         """Types that are not schedules, wrong arguments, and invalid lengths."""

@@ -93,7 +93,7 @@ def test_pictures_of_a_run_on_photos(runs: Runs, tmp_path: Path, monkeypatch: py
     data = [f"--dataset.{split}" for split in ("train", "val", "eval")]
     runs.train(
         *TASK, *(word for key in data for word in (key, section)), "--model.in_channels", "3", "--model.classes", "3",
-        "--progress.local_progress", "true", "--progress.save_progress", "false", "--progress.epoch_eval", "-1",
+        "--progress.local_progress", "true", "--progress.iter_save_progress", "0", "--progress.epoch_eval", "-1",
         "--debug.max_samples", "0", "--batch_size", "4", "--monitor.writers", "[]",
     )  # fmt: skip
     validations = [text.splitlines() for text in texts if "\n" in text][-10:]
