@@ -1,6 +1,5 @@
 """Evaluate a checkpoint: python evaluate.py --model_pt experiments/<name>/checkpoints/best.pt [--key value ...]"""
 
-import shlex
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,7 +14,8 @@ from common.base.text import label, number
 from common.build import build_evaluation, check_classes
 from common.checkpoint.file import read_checkpoint
 from common.checkpoint.folder import best_in
-from common.config import option_value
+from common.config import Resolved, option_value, resolve
+from common.config.layers import node_of
 from common.config.problem import shown_path as shown
 from common.distributed import Rank
 from common.distributed.process import set_up_process
@@ -35,15 +35,7 @@ from cli.trained import load_task
 def main(argv: list[str]) -> int:
     """Evaluate one checkpoint on a split: tables, metrics.json and pictures. Returns the exit code."""
     setup_log()
-    check_command(argv)
-    stored = stored_config(argv, "--model_pt")
-    resolved = parse(
-        EvalConfig,
-        drop_stored_launch_options(argv, stored),
-        prog="evaluate.py",
-        description=__doc__ or "",
-        default=stored,
-    )
+    resolved = read_config(argv)
     config = resolved.config
     code = distributed.spawn(config.gpu_ids, config.dist, [__file__, *argv])
     if code is not None:  # this process only started the ones that evaluate
@@ -61,6 +53,19 @@ def main(argv: list[str]) -> int:
     return 0
 
 
+def read_config(argv: list[str]) -> Resolved[EvalConfig]:
+    """Return the config that the command names, or that of the run; of a checkpoint that lies elsewhere, its own."""
+    stored = stored_config(argv, "--model_pt")
+    model_pt = option_value(argv, "--model_pt")
+    if stored is None and model_pt is not None and option_value(argv, "--config") is None:
+        path = best_in(without_tilde(model_pt, "model_pt"))
+        config = read_checkpoint(path)["about"]["config"]
+        return resolve(EvalConfig, [], argv, stored=node_of(config, f"the config in {path}"))
+    words = drop_stored_launch_options(argv, stored)
+    default = stored or PROJECT / "configs" / "eval.yaml"
+    return parse(EvalConfig, words, prog="evaluate.py", description=__doc__ or "", default=default)
+
+
 def evaluate(config: EvalConfig, path: Path, folder: Path, rank: Rank) -> str:
     """Build the parts that the config names, evaluate, and write the files. Returns the report; "" on other ranks."""
     setup_log(config.monitor.log_level, config.monitor.levels, rank=rank.rank)
@@ -74,20 +79,6 @@ def evaluate(config: EvalConfig, path: Path, folder: Path, rank: Rank) -> str:
     for loader in loaders:
         loader.close()
     return report(result, config, path, folder, trained.position) if rank.is_main else ""
-
-
-def check_command(argv: list[str]) -> None:
-    """Refuse a command without a checkpoint or its config; `parse` would only report a missing --config."""
-    options = {word.partition("=")[0] for word in argv}
-    if options & {"--config", "--configs", "-c", "--help", "-h", "--list"} or stored_config(argv, "--model_pt"):
-        return
-    path = best_in(without_tilde(option_value(argv, "--model_pt") or which_checkpoint(), "model_pt"))
-    read_checkpoint(path)
-    raise UserError(
-        f"there is no config.yaml in the run folder of {path}; take the config from the checkpoint:\n"
-        f"  python -m tools.checkpoint {shlex.quote(str(path))} --config > its_config.yaml\n"
-        f"  python evaluate.py --config its_config.yaml --model_pt {shlex.quote(str(path))}"
-    )
 
 
 def which_checkpoint() -> NoReturn:

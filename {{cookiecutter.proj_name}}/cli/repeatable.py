@@ -3,9 +3,6 @@
 from copy import deepcopy
 from typing import Any
 
-from torch import nn
-from torch.nn.modules.module import register_module_forward_hook
-
 from common.base.errors import UserError
 from common.data.loader import TrainStream
 from common.data.reading import checksum
@@ -16,17 +13,13 @@ from common.step import TaskUpdate
 from common.trainer import Trainer
 
 _TRIAL = -1  # the step that the random draws of the trial are for
-_UNDECLARED = (
-    "buffer {}, which a batch changes: declare it as sum in buffer_kinds if the changes of batches add up, see "
-    "docs/task.md; if not, change it in Task.after_step"
-)
 
 
 def refuse_varying_bits(trainer: Trainer) -> None:
     """Compute a micro-batch of each update twice, with the same draws; nothing of it stays.
 
     Raises:
-        UserError: data or results differ, a batch changes a buffer that is not declared, or a gradient is sparse.
+        UserError: data or results differ, a batch changes a buffer, or a gradient is sparse.
     """
     step, stream = trainer.optimizer_step, trainer.stream
     if not isinstance(step, FixedStep) or not isinstance(stream, TrainStream):
@@ -43,32 +36,31 @@ def refuse_varying_bits(trainer: Trainer) -> None:
             # In the first, there is also what a module computes only once.
             first, second = (compute(step, update, deepcopy(batch)) for _ in range(2))
         trainer.task.zero_grad()
-        if difference := next((name for name, bits in second.items() if bits != first.get(name)), ""):
+        differing = [name for name, bits in second.items() if bits != first.get(name)]
+        if differing:
             raise UserError(
                 "dist.reduction fixed needs deterministic operations; --dist.deterministic strict may name others. A "
-                f"micro-batch that was computed twice, with the same random numbers, differs first in the {difference}"
+                f"micro-batch that was computed twice, with the same random numbers, differs in the {differing[0]}"
             )
 
 
 def compute(step: FixedStep, update: TaskUpdate, batch: Any) -> dict[str, str]:
-    """Compute a micro-batch. Returns checksums of all that must not vary, by what it is, in the order of causes."""
-    names = {module: name for name, module in step.task.named_modules() if name}
-    outputs: dict[str, str] = {}
-
-    def keep(module: nn.Module, inputs: Any, output: Any) -> None:
-        if module in names:
-            outputs.setdefault(f"output of {names[module]}", checksum(output))
-
+    """Compute a micro-batch. Returns checksums of all that must not vary, by what it is."""
     step.draw(_TRIAL, update.name, 0)
     step.task.zero_grad()
     batch = step.task.prepare_batch(step.precision.cast_batch(batch), step.rank.device)
-    with register_module_forward_hook(keep), buffers_unchanged(step.task, step.changing):
+    with buffers_unchanged(step.task, step.changing):
         with step.precision.autocast():
             loss = update.forward(update.name, batch)["loss"]
         loss.backward()
-    gradients = {name: parameter.grad for name, parameter in step.task.named_parameters() if parameter.grad is not None}
-    if sparse := [name for name, gradient in gradients.items() if gradient.is_sparse]:
-        raise UserError(f"dist.reduction fixed does not work with the sparse gradient of {sparse[0]}; make it dense")
-    buffers = {name: buffer for name, _, _, buffer in named_buffers(step.task) if name not in step.changing}
-    unchanged = {_UNDECLARED.format(name): checksum(buffer) for name, buffer in buffers.items()}
-    return unchanged | outputs | {f"gradient of {name}": checksum(gradients[name]) for name in reversed(gradients)}
+    found = {}
+    for name, _, _, buffer in named_buffers(step.task):
+        if name not in step.changing:
+            found[f"buffer {name}, which a batch changes: change it in Task.after_step"] = checksum(buffer)
+    for name, parameter in step.task.named_parameters():
+        if parameter.grad is None:
+            continue
+        if parameter.grad.is_sparse:
+            raise UserError(f"dist.reduction fixed does not work with the sparse gradient of {name}; make it dense")
+        found[f"gradient of {name}"] = checksum(parameter.grad)
+    return found

@@ -3,11 +3,8 @@
 import gc
 import importlib.util
 import os
-import signal
 import sys
-import threading
 from pathlib import Path
-from types import FrameType
 
 
 def _open_closed_streams() -> None:
@@ -37,27 +34,6 @@ except FileNotFoundError:
     sys.exit(2)
 
 
-def _leave(number: int, frame: FrameType | None) -> None:
-    """Exit on Ctrl-C during the imports, which take seconds: a library might catch an exception."""
-    os.write(2, b"interrupted before the start\n")
-    os._exit(130)
-
-
-# Only in the project's own programs: `common.failure.program.report_errors` ends it.
-_PROGRAM = Path(*sys.argv[:1])  # not a file with -c
-_IS_OURS = _PROGRAM.is_file() and _PROGRAM.absolute().parent == Path(__file__).absolute().parents[1]
-_IN_MAIN_THREAD = threading.current_thread() is threading.main_thread()  # the only one that may set handlers
-if _IS_OURS and _IN_MAIN_THREAD and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-    signal.signal(signal.SIGINT, _leave)
-
-if importlib.util.find_spec("fcntl") is None:
-    print(
-        "error: this project needs Linux or macOS: it locks run folders and handles signals as only these do. On "
-        "Windows, install WSL (wsl --install, in a terminal), and use the project inside it",
-        file=sys.stderr,
-    )
-    sys.exit(2)
-
 _NEEDED = ("torch", "numpy", "yaml", "pydantic", "loguru", "tqdm", "PIL")
 _MISSING = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
 if _MISSING:
@@ -69,7 +45,8 @@ if _MISSING:
     )
     sys.exit(2)
 
-if _IS_OURS:
+_PROGRAM = Path(*sys.argv[:1])  # not a file with -c
+if _PROGRAM.is_file() and _PROGRAM.absolute().parent == Path(__file__).absolute().parents[1]:
     # What torch's import makes, stays. Python would look through it for garbage several times: a fifth of a start.
     gc.disable()
     importlib.import_module("torch")

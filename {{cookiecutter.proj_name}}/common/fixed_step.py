@@ -31,8 +31,8 @@ _DRAWS = 3  # distinguishes the keys of micro-batches from those of data
 class FixedStep(OptimizerStep):
     """Takes one step for every update, with gradients summed along a tree over the micro-batches of all processes.
 
-    Running statistics of norms change by the mean of their changes by each micro-batch, weighted by samples; buffers
-    declared as `sum` by their sum. Batches may change no other buffers.
+    Running statistics of norms change by the mean of their changes by each micro-batch, weighted by samples. Batches
+    may change no other buffers.
 
     Args:
         seed: of the run.
@@ -49,20 +49,20 @@ class FixedStep(OptimizerStep):
 
     def __init__(self, config: RunConfig, seed: int, *arguments: Any) -> None:
         super().__init__(*arguments)
-        self.seed, self.bucket_mb, self.buffers = seed, config.dist.bucket_mb, None
+        self.seed, self.bucket_mb = seed, config.dist.bucket_mb
         here, rank = leaves_here(config.optim.accumulate, self.rank), self.rank.rank
         self._here = range(rank * here, (rank + 1) * here)  # the micro-batches of a step that this process computes
         self.changing = {
             name: (module, attribute)
             for name, module, attribute, _ in named_buffers(self.task)
-            if isinstance(module, _NormBase) or name in self.declared
+            if isinstance(module, _NormBase)
         }
         refused = {
             "dist.sync_bn, whose statistics are of one micro-batch per process": config.dist.sync_bn,
             "prepare.compile, whose code depends on the shapes that a process saw": config.prepare.compile.enabled,
             "an optimizer that calls a closure": self.needs_closure,
             "a stream, shared among the processes: the dataset needs __len__ and __getitem__": self.sample is None,
-            "buffers declared as gather or rank": not {*self.declared.values()} <= {"sum"},
+            "own_buffers, which differ between processes": bool(self.own_buffers),
             "a GPU without dist.deterministic strict": self.rank.device.type != "cpu"
             and config.dist.deterministic != "strict",
         }
@@ -96,8 +96,8 @@ class FixedStep(OptimizerStep):
         for parameter, gradient in zip(update.trained, gradients, strict=True):
             leaf.append(_nothing(parameter) if gradient is None else gradient)
             parameter.grad = None
-        for new, old, (module, _) in zip(after, self.shared_buffers(), self.changing.values(), strict=True):
-            leaf.append((new - old) * (share if isinstance(module, _NormBase) else 1))
+        for new, old in zip(after, self.shared_buffers(), strict=True):
+            leaf.append((new - old) * share)
         add_leaf(self._branches, leaf if size else [_nothing(term) for term in leaf])
         if is_last:
             for _ in self._numbers:  # an epoch's last step

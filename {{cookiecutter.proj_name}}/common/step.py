@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 from common.base.errors import UserError
 from common.checkpoint.finite import LossCheck, ScaledSteps, StepGuard
 from common.data.loader import Step
-from common.distributed import Rank, SharedBuffers, sum_over_ranks
+from common.distributed import Rank, own_buffers, sum_over_ranks
 from common.distributed.buffers import buffers_unchanged
 from common.distributed.seed import random_state_unchanged
 from common.evaluation.loss import Losses
@@ -99,8 +99,7 @@ class OptimizerStep:
         self.autocast = self.precision.autocast if self.precision.mode in ("bf16", "fp16") else nullcontext
         self.cast = strategy.precision.cast_batch if strategy.precision.mode == "fp64" else None
         self.parameters = [parameter for parameter in task.parameters() if parameter.requires_grad]
-        buffers = SharedBuffers(task, rank)
-        self.declared, self.buffers = buffers.kinds, buffers if buffers.are_shared else None
+        self.own_buffers = own_buffers(task)
         self.updates: dict[str, TaskUpdate] = {}
         if sample is not None:
             for name in task.updates():
@@ -110,8 +109,6 @@ class OptimizerStep:
         """Take every update of this step, at position `at`. Returns False if one was skipped (see `Precision.step`)."""
         plan, taken = step.global_batch, True
         weights = self._count(step, self.count) if self.count else list(zip(plan.weights, plan.sizes, strict=True))
-        if self.buffers is not None:
-            self.buffers.begin()
         for name in self.task.updates():
             update = self.updates.get(name) or self._begin(name, lambda: deepcopy(step.batches[0]))
             if self.needs_closure:
@@ -125,16 +122,12 @@ class OptimizerStep:
                 scale_helps = partial(self.scale_helps, update, step, weights, at)
                 if self.guard is not None and self.guard.refuses(update.name, self.norm(), at, scale_helps):
                     taken = False
-                    if self.buffers is not None and self.guard.rewinds:
-                        self.buffers.begin()  # as they were at the checkpoint
                 elif self.scaler is None:
                     self.optimizer.step()
                 elif not self.precision.step(self.optimizer):
                     taken = False
                     if self.losses is not None and not scale_helps():
                         raise self.losses.bad_gradient(at, update.name, math.nan)
-        if self.buffers is not None:
-            self.buffers.finish(taken=taken)
         if self.guard is not None and taken:
             self.guard.taken()
         if self.scaler is not None:
@@ -209,7 +202,7 @@ class OptimizerStep:
     @contextmanager
     def _part(self, update: TaskUpdate, is_last: bool, size: int) -> Iterator[None]:
         """Sync gradients in the last micro-batch only; undo changes of buffers by a batch of size 0."""
-        unchanged = _NOTHING if size else buffers_unchanged(self.task, self.declared)
+        unchanged = _NOTHING if size else buffers_unchanged(self.task, self.own_buffers)
         with self.strategy.gradient_sync(update.model, is_last), unchanged:
             yield
 

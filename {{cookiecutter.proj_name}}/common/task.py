@@ -45,14 +45,14 @@ class Task(ModelHolder, ABC):
     Attributes:
         gallery: chooses the samples of an evaluation that `pictures` draws; by default the first ones.
         classes: class names in the order of the labels; empty if the dataset has none.
-        buffer_kinds: how processes share the buffers that their batches change, by name or pattern: "sum", "gather" or
-            "rank"; see docs/task.md. Models and losses may have this attribute too.
+        own_buffers: names or patterns of the buffers of which each process has its own; see docs/task.md. Models and
+            losses may have this attribute too.
         unit: what `count` counts, such as "tokens"; the log says how many of them in a second.
     """
 
     gallery: ClassVar[type[Gallery]] = Gallery
     classes: Sequence[str] = ()
-    buffer_kinds: ClassVar[Mapping[str, str]] = {}
+    own_buffers: ClassVar[Sequence[str]] = ()
     unit: ClassVar[str] = "items"
     clock: Clock | None = None  # of the run that trains this task
 

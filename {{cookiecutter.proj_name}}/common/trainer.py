@@ -244,7 +244,7 @@ class Trainer:
         """Write a log line and its scalars. Only logged steps wait for the device."""
         self.check_losses()
         if self.saver.saved_step is None:  # not only at the first save, which may be hours away
-            self.state.layout.changed_buffers()
+            self.state.layout.check()
         check_trained(self.task, self.parameters)
         self.saver.check()
         metrics = self.evaluator.metrics(step) if self.config.progress.train_metric else {}
@@ -377,7 +377,7 @@ class Trainer:
             return
         if not self.config.allow_changes:
             refuse_absent(state)
-        report = accept_changes(state, self.state, type(self.config)(), self.config.allow_changes, self.rank)
+        report = accept_changes(state, self.state, type(self.config), self.config.allow_changes, self.rank)
         if "stages" in state and self.stage.changes:  # first: an optimizer loads the state of its own parameters
             self.stage.load_state_dict(state["stages"])
             self.change_stage()

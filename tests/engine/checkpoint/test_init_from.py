@@ -1,6 +1,5 @@
-"""Where the first weights come from: a file of the project, or a web address; checksums."""
+"""Where the first weights come from: a file of the project, or a web address."""
 
-import hashlib
 import sys
 import threading
 from collections.abc import Iterator
@@ -16,12 +15,11 @@ from tests.conftest import PROJECT, Runs, copy_of_project, load, run
 
 
 class Server(ThreadingHTTPServer):
-    """Serves `files`, by path; a file in `cut` is broken off in the middle."""
+    """Serves `files`, by path."""
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
         self.files: dict[str, bytes] = {}
-        self.cut: set[str] = set()
         self.asked: list[str] = []
         self.address = f"http://127.0.0.1:{self.server_address[1]}"
 
@@ -38,7 +36,7 @@ class Handler(BaseHTTPRequestHandler):
         self.send_response(200)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
-        self.wfile.write(body[: len(body) // 2] if self.path in self.server.cut else body)
+        self.wfile.write(body)
 
     def log_message(self, *args: object) -> None:
         pass
@@ -92,15 +90,11 @@ def cached(folder: Path) -> list[str]:
     return [path.name for path in (folder / "cache").rglob("*") if path.is_file()]
 
 
-def test_downloaded_once_and_verified(runs: Runs, source: Path, server: Server, tmp_path: Path) -> None:
-    """The same weights as from the file; the log has the checksum, to be written into the config."""
+def test_downloaded_once(runs: Runs, source: Path, server: Server, tmp_path: Path) -> None:
+    """The same weights as from the file."""
     server.files["/some/best.pt"] = source.read_bytes()
-    checksum = hashlib.sha256(source.read_bytes()).hexdigest()
-    first = start(runs, f"{server.address}/some/best.pt")
-    assert starts_from(first, source)
-    assert f"sha256 {checksum}" in (first / "train.log").read_text()
-    again = start(runs, f"{server.address}/some/best.pt", "--init_from.sha256", checksum.upper(), name="again")
-    assert starts_from(again, source)
+    for name in ("first", "again"):
+        assert starts_from(start(runs, f"{server.address}/some/best.pt", name=name), source)
     assert server.asked == ["/some/best.pt"]
     assert len(cached(tmp_path)) == 1
 
@@ -115,52 +109,22 @@ def test_files_of_one_name_are_not_mixed_up(runs: Runs, source: Path, server: Se
     assert len(cached(tmp_path)) == 2
 
 
-def test_a_wrong_checksum(
-    runs: Runs, source: Path, server: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Both sums are shown. A cached file of another sum is downloaded again."""
-    server.files["/w.pt"] = source.read_bytes()
-    right = hashlib.sha256(source.read_bytes()).hexdigest()
-    for path in (f"{server.address}/w.pt", str(source)):
-        text = refused(runs, capsys, path, "--init_from.sha256", "0" * 64)
-        assert "init_from.sha256" in text and right in text and "0" * 64 in text and path in text
-    start(runs, str(source), "--init_from.sha256", right)
-    torch.save({"x": torch.ones(1)}, tmp_path / "older.pt")
-    server.files["/w.pt"] = (tmp_path / "older.pt").read_bytes()
-    text = refused(runs, capsys, f"{server.address}/w.pt", "--init_from.sha256", "0" * 64)
-    assert hashlib.sha256(server.files["/w.pt"]).hexdigest() in text
-    assert "no key of the file fits" in refused(runs, capsys, f"{server.address}/w.pt")
-    server.files["/w.pt"] = source.read_bytes()
-    start(runs, f"{server.address}/w.pt", "--init_from.sha256", right, name="renewed")
-    assert server.asked == ["/w.pt"] * 3
-    text = refused(runs, capsys, str(source), "--init_from.sha256", "123")
-    assert "init_from.sha256 = '123'" in text and "64" in text
-
-
 def test_no_network_and_no_file(
     runs: Runs, source: Path, server: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    server.files["/cut.pt"] = source.read_bytes()
-    server.cut.add("/cut.pt")
-    assert "the connection was cut off" in refused(runs, capsys, f"{server.address}/cut.pt")
     server.files["/page.pt"] = b"<html>not found</html>"
-    assert "it is not a checkpoint" in refused(runs, capsys, f"{server.address}/page.pt")
+    text = refused(runs, capsys, f"{server.address}/page.pt")
+    assert "it is not a checkpoint" in text and f"{tmp_path}/cache/hub/checkpoints" in text
     assert "404" in refused(runs, capsys, f"{server.address}/none.pt")
     text = refused(runs, capsys, "http://127.0.0.1:1/w.pt")
     assert "http://127.0.0.1:1/w.pt cannot be downloaded" in text and "set path to it" in text
     assert "cannot be downloaded" in refused(runs, capsys, "https://no such host/w.pt")
-    (tmp_path / "cache" / "hub").rename(tmp_path / "cache" / "old")
-    (tmp_path / "cache" / "hub").write_text("in the way")
-    assert "cannot be downloaded" in refused(runs, capsys, f"{server.address}/cut.pt")
-    assert not any("cut.pt" in name or "page.pt" in name for name in cached(tmp_path))
 
 
 @pytest.mark.slow
 def test_two_processes_download_once(runs: Runs, source: Path, server: Server, tmp_path: Path) -> None:
     server.files["/w.pt"] = source.read_bytes()
-    checksum = hashlib.sha256(source.read_bytes()).hexdigest()
-    words = ["--init_from.path", f"{server.address}/w.pt", "--init_from.sha256", checksum, "--dist.processes", "2"]
-    folder = start(runs, words[1], *words[2:])
+    folder = start(runs, f"{server.address}/w.pt", "--dist.processes", "2")
     assert starts_from(folder, source)
     assert server.asked == ["/w.pt"]
 

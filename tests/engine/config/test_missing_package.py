@@ -44,16 +44,3 @@ def test_only_what_needs_the_package_stops(tmp_path: Path) -> None:
     (folder / "video_dataset.py").write_text("def f(:\n")
     code, said, _ = started()
     assert code == 2 and "video_dataset.py:1) cannot be imported: SyntaxError" in said
-
-
-@pytest.mark.parametrize(
-    "program", [["train.py"], ["evaluate.py"], ["predict.py"], ["-m", "tools.runs"], ["-m", "tools.export"]]
-)
-def test_windows(tmp_path: Path, program: list[str]) -> None:
-    """One sentence that names WSL, before anything is imported that Windows lacks."""
-    hidden = "import sys\nsys.platform = 'win32'\nsys.modules['fcntl'] = sys.modules['resource'] = None\n"
-    (tmp_path / "sitecustomize.py").write_text(hidden)
-    done = run([sys.executable, *program], env={**ENVIRONMENT, "PYTHONPATH": str(tmp_path)})
-    assert done.returncode == 2
-    assert "Linux or macOS" in done.stderr and "WSL" in done.stderr
-    assert len(done.stderr.splitlines()) == 1

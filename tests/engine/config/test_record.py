@@ -12,8 +12,7 @@ from common.failure.program import report_errors
 import evaluate
 import predict
 import train
-from tests.conftest import Runs, load, metrics
-from tools import checkpoint as inspect
+from tests.conftest import Runs, load
 
 
 @pytest.fixture(scope="module")
@@ -73,11 +72,11 @@ def test_keys_of_an_earlier_version(use: Any, old: Path, capsys: pytest.CaptureF
 
 
 def test_a_value_that_does_not_fit(use: Any, old: Path) -> None:
-    """It is refused with its place in a file that exists, and with the way out, which works."""
+    """It is refused with its place in a file that exists; another value can be given."""
     change(old, optim__lr="fast")
     said = use()
     assert said.startswith("refused") and "optim.lr = 'fast'" in said and "temporary" not in said
-    assert str(old) in said and "--config FILE" in said
+    assert str(old) in said
     assert "refused" not in use("--optim.lr", "0.001", "--allow_changes", "true")
 
 
@@ -89,16 +88,3 @@ def test_what_a_person_writes_is_not_a_record(old: Path, tmp_path: Path) -> None
         train.main(["--config", str(file)])
     with pytest.raises(ConfigError, match=r"monitor\.writers"):
         train.main(["--config", str(old / "config.yaml"), "--monitor.tensorboard", "true"])
-
-
-def test_a_checkpoint_of_the_first_version(old: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Without the parts that were added later: it can be looked into, used and continued."""
-    state = load(old)
-    for name in ("owed", "task", "data", "user", "fingerprint"):
-        state.pop(name)
-    state["about"] = {name: state["about"][name] for name in ("config", "seed")}
-    write_checkpoint(state, old / "checkpoints" / "latest.pt", old / "checkpoints" / "best.pt")
-    assert inspect.main([str(old)]) == 0
-    assert "0 files" in capsys.readouterr().out
-    assert train.main(["--resume", str(old), "--dir.runs_dir", str(old.parent), "--progress.epoch", "2"]) == 0
-    assert [each["step"] for each in metrics(old, "val")] == [5, 10]

@@ -1,7 +1,7 @@
-"""What each process changes: buffers of a declared kind, others that differ, objects of plugins, closures."""
+"""What each process changes: its own buffers, others that differ, objects of plugins, closures."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -21,45 +21,44 @@ HERE = "engine.distributed.test_buffers"
 # 1,200 samples in steps of 32: the last one has 16, of which a rank has none if it takes 16 at a time.
 EPOCH = ["--debug.max_samples", "1200", "--progress.epoch", "1", "--model", "{type: tests.small.Plain}"]
 EPOCH += ["--precision.mode", "fp64", "--loss", "{$REPLACE: true, ce: {type: tests.small.Mortal}}"]
-KINDS = {"seen": "sum", "mean": "sum", "queue": "gather", "env*": "rank"}
 
 
 class Counting(ClassificationTask):
-    """Counts labels, keeps a queue of the latest ones, and has an environment that each process moves on by itself."""
+    """Counts labels on all processes, as in docs/task.md; and has an environment of each process."""
 
-    buffer_kinds: ClassVar[Mapping[str, str]] = KINDS
+    own_buffers: ClassVar[Sequence[str]] = ("counts", "env*")
     seen: Tensor
-    mean: Tensor
-    queue: Tensor
+    counts: Tensor
     env: Tensor
 
     def __init__(self, model: nn.Module, loss: LossFactory, metric: MetricFactory) -> None:
         super().__init__(model, loss, metric)
         self.register_buffer("seen", torch.zeros(10, dtype=torch.int64))
-        self.register_buffer("mean", torch.zeros(1))
-        self.register_buffer("queue", torch.zeros(50, dtype=torch.int64))
+        self.register_buffer("counts", torch.zeros(10, dtype=torch.int64), persistent=False)
         self.register_buffer("env", torch.full((2,), float(os.environ.get("RANK", "0"))))
 
     def update(self, name: str, batch: dict[str, Tensor]) -> Losses:
         losses = super().update(name, batch)
-        self.seen += batch["label"].bincount(minlength=10)
-        self.mean += batch["image"].sum()
-        self.queue = torch.cat([self.queue, batch["label"]])
+        self.counts += batch["label"].bincount(minlength=10)
         self.env = (self.env * 1.5 + batch["image"].mean()).remainder(7)
         # Training depends on all of them.
-        return {
-            **losses,
-            "loss": losses["loss"] * (1 + (self.env.sum() + self.seen[0] % 7 + self.queue[-50:].sum() % 5) / 50),
-        }
+        return {**losses, "loss": losses["loss"] * (1 + (self.env.sum() + self.seen[0] % 7) / 50)}
 
     def after_step(self) -> None:
-        self.queue = self.queue[-50:]
+        if torch.distributed.is_initialized():
+            torch.distributed.all_reduce(self.counts)
+        self.seen += self.counts
+        self.counts.zero_()
 
 
 class Undeclared(Counting):
     """As its owner wrote it, who did not think of other processes."""
 
-    buffer_kinds: ClassVar[Mapping[str, str]] = {"queue": "gather"}
+    own_buffers: ClassVar[Sequence[str]] = ()
+
+    def after_step(self) -> None:
+        self.seen += self.counts
+        self.counts.zero_()
 
 
 class Simple(Counting):
@@ -113,16 +112,14 @@ def resumed(runs: Runs, words: list[str], *, calls: int, world: int = 2) -> tupl
         pytest.param(2, "16", ["--dist.broadcast_buffers", "false"], marks=pytest.mark.slow),
     ],
 )
-def test_shared_buffers_are_those_of_one_process(runs: Runs, world: int, batch: str, more: list[str]) -> None:
-    """Sums and queues count every sample once; borrowed samples, trial batches and evaluations do not count."""
+def test_what_all_processes_count_is_what_one_counts(runs: Runs, world: int, batch: str, more: list[str]) -> None:
+    """Every sample counts once; borrowed samples, trial batches and evaluations do not count."""
     accumulate = 2 if "--optim.accumulate" in more else 1
     several(runs, world, runs.words(*EPOCH, *task("Simple"), *more, "--batch_size", batch))
     runs.train(*EPOCH, *task("Simple"), "--batch_size", str(world * int(batch) * accumulate), name="one")
     one, state = load(runs.root / "one")["task"], load(runs.root / "run")
     assert state["task"]["seen"].sum() == 1200
-    for name in ("seen", "queue"):
-        assert torch.equal(state["task"][name], one[name]), name
-    assert apart({"mean": state["task"]["mean"]}, {"mean": one["mean"]}) < 1e-6
+    assert torch.equal(state["task"]["seen"], one["seen"])
     assert "differ between the processes" not in log(runs.root / "run")
     first, second = (each["buffers"]["env"] for each in state["ranks"][:2])
     assert same(first, state["task"]["env"]) and not same(first, second)
@@ -130,7 +127,7 @@ def test_shared_buffers_are_those_of_one_process(runs: Runs, world: int, batch: 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
-def test_a_resume_is_exact_with_all_kinds(runs: Runs, strategy: str) -> None:
+def test_a_resume_is_exact_with_own_buffers(runs: Runs, strategy: str) -> None:
     """Cut inside the epoch; other numbers of processes are refused, since each has an environment of its own."""
     words = [*EPOCH, *task("Counting"), "--batch_size", "16", "--dist.strategy", strategy]
     uncut, cut, text = resumed(runs, words, calls=21)
@@ -159,21 +156,15 @@ def test_buffers_that_differ_are_named(runs: Runs) -> None:
     several(runs, 2, runs.words(*words), at=6)  # the save of step 3: of one after a validation, all have the same
     several(runs, 2, runs.words(*words, "--resume", "auto"))
     text = log(runs.root / "run")
-    assert text.count("buffers that differ between the processes: env, mean, seen.") == 2  # once in each start
-    assert "Declare them in Undeclared.buffer_kinds" in text
-    assert "sample-exact, not bit-exact (env, mean, seen differed between the processes" in text
+    assert text.count("buffers that differ between the processes: env, seen.") == 2  # once in each start
+    assert "declare them in Undeclared.own_buffers" in text
+    assert "sample-exact, not bit-exact (env, seen differed between the processes" in text
 
 
-@pytest.mark.parametrize(
-    ("kinds", "message"),
-    [
-        ({"seen": "mean"}, "Counting.buffer_kinds: seen: 'mean' must be one of sum, gather, rank"),
-        ({"sene": "sum"}, "Counting.buffer_kinds: sene matches none of the model's 4 names; did you mean seen?"),
-    ],
-)
-def test_mistakes_in_a_declaration(runs: Runs, monkeypatch: pytest.MonkeyPatch, kinds: Any, message: str) -> None:
-    monkeypatch.setattr(Counting, "buffer_kinds", kinds)
+def test_a_mistake_in_a_declaration(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Counting, "own_buffers", ("sene",))
     assert runs.fail(*EPOCH, *task("Counting")) == 2
+    message = "Counting.own_buffers: sene matches none of the model's 3 names; did you mean seen?"
     assert message in log(runs.root / "run")
 
 

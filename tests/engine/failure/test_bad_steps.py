@@ -9,18 +9,14 @@ import torch
 from torch import Tensor, nn
 
 from common.base.errors import UserError
-from common.evaluation.loss import LossFactory
-from common.evaluation.metric import MetricFactory
 from common.progress import Position
 from common.run.paths import RunPaths
-import train
 from tests.conftest import ErrorOf, Runs, load, metrics, same
 from tests.data.test_data import Noisy, stream_of
 from tests.distributed.test_reduction import FIXED, on
 from tests.parts.bad_steps.test_bad_steps import BAD, DATA, REWIND, SKIP, remember, states
 from tests.ranks import start_ranks
 from tests.resume import same_after_cut
-from tests.samples import Classification
 from tests.test_task import TURNS, Turns
 from tools.verify.replay import read_segment
 
@@ -160,44 +156,6 @@ def test_a_policy_that_is_new_to_a_run(runs: Runs) -> None:
     assert runs.fail(*DATA, *save) == 2
     folder = runs.train(*DATA, *REWIND, *save, "--resume", "auto", "--progress.max_steps", "8")
     assert [entry["first"] for entry in metrics(folder, "skipped")] == [3]
-
-
-class Counting(Classification):
-    """Counts samples and keeps their labels, in buffers that the processes share."""
-
-    buffer_kinds: ClassVar[dict[str, str]] = {"seen": "sum", "queue": "gather"}
-
-    def __init__(self, model: nn.Module, loss: LossFactory, metric: MetricFactory) -> None:
-        super().__init__(model, loss, metric)
-        self.register_buffer("seen", torch.zeros(1))
-        self.register_buffer("queue", torch.zeros(400, 1))
-        self.seen: Tensor
-        self.queue: Tensor
-
-    def update(self, name: str, batch: Any) -> Any:
-        if self.training:
-            self.seen += len(batch["label"])
-            self.queue = torch.cat([self.queue, batch["label"][:, None] + 1.0])
-        return super().update(name, batch)
-
-    def after_step(self) -> None:
-        self.queue = self.queue[-400:]
-
-
-@pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.slow)])
-def test_shared_buffers_are_rewound(runs: Runs, ranks: int) -> None:
-    """To the checkpoint's, whatever batches have changed since, on each process."""
-    save = ["--progress.epoch_save_latest", "2step", "--progress.epoch_val", "-1", "--progress.max_steps", "9"]
-    task = ["--task.type", f"{__name__}.Counting", "--batch_size", str(32 // ranks)]
-    words = runs.words(*DATA, *REWIND, *save, *task)
-    if ranks == 1:
-        assert train.main(words) == 0
-    else:
-        assert start_ranks(runs.root, ranks, words).codes == [0, 0]
-    undone = sum(entry["step"] - entry["first"] + 1 for entry in metrics(runs.root / "run", "skipped"))
-    buffers = load(runs.root / "run")["task"] | load(runs.root / "run")["model"]
-    taken = 32 * (9 - undone)
-    assert undone and float(buffers["seen"]) == taken == int(buffers["queue"].count_nonzero())
 
 
 class TwoUpdates(Turns):

@@ -7,7 +7,7 @@ import re
 import shutil
 import stat
 import zipfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -18,14 +18,8 @@ from torch import Tensor
 from common.base.errors import UserError
 from common.base.files import atomic_file
 from common.base.nested import map_leaves
-from common.config import nearest
-from common.run.paths import RunPaths
 
-# Of the layout. A part that is added needs no new number: `complete` fills it in for older files, and older code
-# ignores it. Raise it when older code would misread a new file, and add the reader of the number before.
-FORMAT = 1
-# By number: converts a checkpoint of that format into one of the next.
-READERS: dict[int, Callable[[Mapping[str, Any]], dict[str, Any]]] = {}
+FORMAT = 1  # of the layout: raise it when the code so far would misread a new file
 # How PyTorch reports that the system refused to open a file, or to map it into memory.
 _REFUSED = re.compile(r"unable to (open|mmap)|because of errno|can't allocate memory")
 
@@ -118,7 +112,7 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
 
     Raises:
         CheckpointError: it is missing, damaged (truncated, a flipped bit), or not a checkpoint of this project.
-        UserError: see `current`; or the system cannot read it.
+        UserError: it has another format; or the system cannot read it.
     """
     state = load_archive(path)
     if not is_checkpoint(state):
@@ -126,36 +120,17 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
             f"{path} is not a checkpoint of this project; if it holds only weights, start a run from them: "
             f"--init_from.path {path}"
         )
-    return current(state, path)
+    check_format(state, path)
+    return dict(state)
 
 
-def current(state: Mapping[str, Any], path: Path) -> dict[str, Any]:
-    """Return a checkpoint of any format up to today's in the layout of today.
-
-    Raises:
-        UserError: a later version wrote it. It is not damaged, so nothing falls back to an older file.
-    """
-    if state["format"] > FORMAT:
+def check_format(state: Mapping[str, Any], path: Path) -> None:
+    """Raise `UserError` for another format. The file is not damaged, so nothing falls back to an older one."""
+    if state["format"] != FORMAT:
         raise UserError(
-            f"{path} has format {state['format']}, written by a later version of this project; this one reads formats "
-            f"up to {FORMAT}. Use the code that wrote it (run.json names its commit), or update this: docs/updating.md"
+            f"{path} has format {state['format']}, and this version of the project reads format {FORMAT}; use the code "
+            "that wrote it (run.json names its commit)"
         )
-    for number in range(state["format"], FORMAT):
-        state = READERS[number](state) | {"format": number + 1}
-    return complete(state)
-
-
-def complete(state: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a checkpoint of any version in the layout of today: parts that it lacks are given what they meant then."""
-    if "about" not in state:  # not of a run: nothing is known about it
-        return dict(state)
-    about = {"seed": None, "lengths": (), "classes": (), **state["about"]}
-    ranks, config = len(state["random"]), about["config"]
-    batch = config["batch_size"] * config["optim"]["accumulate"] * ranks
-    known = {"ranks": ranks, "seed": about["seed"], "samples per step": batch}
-    known |= {"samples per epoch": state["position"]["epoch_size"], "data position restored": True}  # by index
-    parts: dict[str, Any] = {"values": {}, "owed": [], "task": {}, "data": {}, "user": {}, "bad_steps": {}}
-    return {**parts, **state, "about": about, "fingerprint": {**known, **state.get("fingerprint", {})}}
 
 
 def is_checkpoint(state: Any) -> bool:
@@ -174,13 +149,9 @@ def load_archive(path: Path) -> Any:
         UserError: the system cannot read it: nothing is known about its bytes.
     """
     if not _is_there(path):
-        root = RunPaths.of_checkpoint(path if path.suffix == ".pt" else path / "x.pt").root
-        moved = sorted(map(str, root.parent.glob(f"{root.name}_[0-9]*-*")), reverse=True)
-        near = {"its folder has": sorted(file.name for file in path.parent.glob("*.pt")), "earlier runs": moved[:3]}
-        hints = [f"; {what}: {', '.join(names)}" for what, names in near.items() if names]
-        runs = [] if root.exists() else [folder.parent.name for folder in root.parent.glob("*/checkpoints")]
-        hints += [f"; did you mean {root.with_name(name)}?" for name in [nearest(root.name, runs)] if name]
-        raise CheckpointError(f"there is no checkpoint {'in ' * path.is_dir()}{path}{''.join(hints)}")
+        beside = sorted(file.name for file in path.parent.glob("*.pt"))
+        hint = f"; its folder has: {', '.join(beside)}" if beside else ""
+        raise CheckpointError(f"there is no checkpoint {'in ' * path.is_dir()}{path}{hint}")
     try:
         with zipfile.ZipFile(path) as archive:
             damaged = archive.testzip()  # torch writes a checksum of every tensor and never verifies it

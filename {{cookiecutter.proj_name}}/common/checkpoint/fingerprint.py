@@ -1,7 +1,7 @@
 """Record what decides the bits of a run besides its config, and compare it with the record in a checkpoint."""
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, is_dataclass
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from common.config.names import join_names
 from common.data.loader import BatchStream
 from common.data.reading import compare_data
 from common.distributed import Rank, from_main
@@ -40,18 +41,14 @@ class Change:
         return f"  {self.key}: {self.old!r} in the checkpoint, {self.new!r} now"
 
 
-def changes(old: Mapping[str, Any], new: Mapping[str, Any], defaults: Any = None, prefix: str = "") -> Iterator[Change]:
-    """Yield the leaves that differ between two resolved configs. `resume` is not compared.
-
-    A key of a section class that the old config lacks, because the project was older, had the effect of its default in
-    `defaults`, an object of the class. Any other missing key counts as null.
-    """
+def changes(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "") -> Iterator[Change]:
+    """Yield the leaves that differ between two resolved configs, except `resume`; a missing key counts as null."""
     for name in dict.fromkeys([*old, *new]):
-        section = getattr(defaults, name, None)
-        default = asdict(section) if is_dataclass(section) and not isinstance(section, type) else section
-        key, before, after = f"{prefix}{name}", old.get(name, default), new.get(name)
+        key = f"{prefix}{name}"
+        before = old.get(name)
+        after = new.get(name)
         if isinstance(before, Mapping) and isinstance(after, Mapping):
-            yield from changes(before, after, section if is_dataclass(section) else None, f"{key}.")
+            yield from changes(before, after, f"{key}.")
         elif before != after and key != "resume":
             yield Change(key, before, after)
 
@@ -84,50 +81,52 @@ def fingerprint(rank: Rank, data: BatchStream, seed: int, model: str, read: Mapp
     }
 
 
-def compare(old: Mapping[str, Any], new: Mapping[str, Any], *, other_val: bool) -> tuple[dict[str, list[str]], str]:
-    """Compare two fingerprints. What the older one does not record is not compared.
+@dataclass
+class Comparison:
+    """Two fingerprints, compared.
 
-    With `other_val`, the config has other validation data, so that they differ is no news.
-
-    Returns:
-        The differences in words, by what they change, and what was compared: `samples` are others or in another order;
-        `code`; `bits` may differ; `missing` was not compared.
+    Attributes:
+        compared: what was, in words.
+        samples: differences, in words, after which the samples may be others, or in another order.
+        bits: differences after which only the bits may be others.
+        unknown: what was not compared, and why.
     """
-    changed: dict[str, list[str]] = {name: [] for name in ("samples", "code", "bits", "missing")}
-    compared = [f"code ({len(new['code'])} files)", "config"] if "code" in old else ["config"]
-    before = {key: old.get(key, new[key]) for key in new if key not in _ASIDE}
-    recorded = before["packages"]
-    installed = versions_of(recorded)
-    before["packages"] = {name: recorded[name] for name in installed}
-    now = {**new, "packages": installed}
-    for change in changes(before, {key: now[key] for key in before}):
+
+    compared: list[str]
+    samples: list[str] = field(default_factory=list)
+    bits: list[str] = field(default_factory=list)
+    unknown: list[str] = field(default_factory=list)
+
+
+def compare(old: Mapping[str, Any], new: Mapping[str, Any], *, other_val: bool) -> Comparison:
+    """Compare two fingerprints. With `other_val`, the config itself has other validation data."""
+    installed = versions_of(old["packages"])
+    found = Comparison([f"code ({len(new['code'])} files)", "config", f"{len(installed) + 2} packages", "machine"])
+    before = {key: value for key, value in old.items() if key not in _ASIDE}
+    now = {key: value for key, value in new.items() if key not in _ASIDE}
+    files = []
+    for change in changes(before, {**now, "packages": installed}):
         section, _, name = change.key.partition(".")
         if section == "code":
-            changed["code"].append(name)
+            files.append(name)
+        elif section in _SAMPLES:
+            found.samples.append(change.arrow)
         else:
-            kind = "samples" if section in _SAMPLES else "bits"
-            changed[kind].append(change.arrow.removeprefix("packages."))
-    compared += [f"{len(installed) + 2} packages" if "packages" in old else "torch", "machine"]
-    if text := _compare_all_data(old.get("data", {}), new["data"], changed, other_val=other_val):
-        compared.append(text)
-    unrecorded = [key for key in new if key not in old] + [name for name in new["packages"] if name not in recorded]
-    if unrecorded:
-        changed["missing"].append(f"{', '.join(unrecorded)} (the checkpoint does not record them)")
-    gone = [name for name in recorded if name not in installed]
-    if gone:
-        changed["missing"].append(f"{', '.join(gone)} (not imported now)")
+            found.bits.append(change.arrow.removeprefix("packages."))
+    if files:
+        found.samples.append(f"the code changed: {join_names(files, 10)}")
+    _compare_all_data(old["data"], new["data"], found, other_val=other_val)
     if not new["device"].startswith("cpu") and not new["deterministic"]:
-        changed["bits"].append("a GPU without dist.deterministic strict")
+        found.bits.append("a GPU without dist.deterministic strict")
     if "compiled" in new["model"]:
-        changed["missing"].append("torch.compile, whose code may depend on the shapes that it saw first")
-    return changed, ", ".join(compared)
+        found.unknown.append("torch.compile, whose code may depend on the shapes that it saw first")
+    return found
 
 
-def _compare_all_data(
-    old: Mapping[str, Any], new: Mapping[str, Any], changed: dict[str, list[str]], *, other_val: bool
-) -> str:
-    """Add how the data differ to `changed`. Returns how much of them was compared, in words; "" for nothing."""
-    same, total = 0, 0
+def _compare_all_data(old: Mapping[str, Any], new: Mapping[str, Any], found: Comparison, *, other_val: bool) -> None:
+    """Add how the data differ, and how much of them was compared."""
+    same = 0
+    total = 0
     for name, now in new.items():
         is_val = name.startswith("val")
         if name not in old or (other_val and is_val):
@@ -137,7 +136,10 @@ def _compare_all_data(
             same += count
             total += now["size"]
         elif kind == "missing":
-            changed["missing"].append(reason)
+            found.unknown.append(reason)
+        elif kind == "other" and not is_val:
+            found.samples.append(reason)
         else:
-            changed["samples" if kind == "other" and not is_val else "bits"].append(reason)
-    return f"data ({same:,} of {total:,} samples read again: the same)" if same else ""
+            found.bits.append(reason)
+    if same:
+        found.compared.append(f"data ({same:,} of {total:,} samples read again: the same)")

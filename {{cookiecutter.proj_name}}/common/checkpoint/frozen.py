@@ -8,7 +8,7 @@ from common.base.errors import UserError
 from common.checkpoint.checksum import checksum
 from common.checkpoint.saver import whole
 from common.config.names import join_names
-from common.distributed import buffer_kinds
+from common.distributed import own_buffers
 
 
 def frozen_checksums(task: nn.Module, names: Iterable[str]) -> dict[str, str]:
@@ -60,5 +60,5 @@ class Frozen:
     def _now(self) -> dict[str, str]:
         """Return the checksums of what is not trained."""
         changing = {name for name, p in self._task.named_parameters(remove_duplicate=False) if p.requires_grad}
-        changing |= buffer_kinds(self._task).keys()
+        changing |= own_buffers(self._task)
         return frozen_checksums(self._task, [name for name in self._task.state_dict() if name not in changing])

@@ -1,14 +1,16 @@
 """The guarantee of a resume: which changes of the config are accepted, and how exact the continued run is."""
 
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 from common.base.errors import UserError
 from common.base.parts import safe_keys
 from common.checkpoint.fingerprint import Change, changes, compare
 from common.checkpoint.state import RunState
+from common.config import ConfigError, resolve
+from common.config.layers import node_of
 from common.config.names import join_names
-from common.config.record import known_part
 from common.data.view import innermost
 from common.distributed import Rank
 from common.optim.several import parts_of
@@ -30,45 +32,48 @@ SAFE = (
 _BATCH = ("batch_size", "optim.accumulate")
 
 
-def accept_changes(saved: Mapping[str, Any], run: RunState, defaults: Any, allowed: bool, rank: Rank) -> str:
+def accept_changes(saved: Mapping[str, Any], run: RunState, schema: type, allowed: bool, rank: Rank) -> str:
     """Compare a checkpoint's state with the run that resumes it. Returns the changes and the guarantee, for the log.
 
     As long as a step has as many samples as before, over all ranks, batch size, accumulation and number of ranks may be
     traded against each other. If a launcher restarted the run with a different number of ranks, even that may change.
 
     Args:
-        defaults: a config with the default of every key.
+        schema: the class of the config.
         allowed: `allow_changes` of the config.
 
     Raises:
         UserError: a change alters what is trained and `allowed` is false, or the optimizer is a different one.
     """
-    old, new = saved["fingerprint"], run.fingerprint
-    config, gone = known_part(saved["about"]["config"], type(defaults))
-    changed = list(changes(config, run.about["config"], defaults))
+    old = saved["fingerprint"]
+    new = run.fingerprint
+    config = saved["about"]["config"]
+    with suppress(ConfigError):  # without keys that this version does not have, and with its defaults
+        config = resolve(schema, [], stored=node_of(config, "")).values
+    changed = list(changes(config, run.about["config"]))
     resized = Change("samples per step", old["samples per step"], new["samples per step"])
     is_resized = resized.old != resized.new
-    safe = [change for change in changed if change.matches(SAFE if is_resized else (*SAFE, *_BATCH))]
-    breaking = [change for change in changed if change not in safe] + ([resized] if is_resized else [])
+    breaking = [change for change in changed if not change.matches(SAFE if is_resized else (*SAFE, *_BATCH))]
+    if is_resized:
+        changed.append(resized)
+        breaking.append(resized)
     if breaking and not (allowed or (rank.restarted and breaking == [resized])):
         lines = "\n".join(map(str, breaking))
         if is_resized:
             processes = f"processes ({old['ranks']} then, {new['ranks']} now)"
             lines += f"\n  samples per step must stay the same: batch_size * optim.accumulate * {processes}"
-        fits = "if the weights still fit the model, " * any(change.matches(["model.*"]) for change in breaking)
         raise UserError(
             f"cannot resume, since these changes alter what is trained:\n{lines}\n"
-            f"  Use the old values (--resume FOLDER without --config uses the run's own config), or {fits}accept\n"
-            "  these: --allow_changes true. For a new run from these weights: --progress.start_epoch 0 --name NEW."
+            "  Use the old values (--resume FOLDER without --config uses the run's own config), or accept these:\n"
+            "  --allow_changes true. For a new run from these weights: --progress.start_epoch 0 --name NEW."
         )
     if any(change.key == "optim.optim_type" for change in breaking):
         raise UserError(
             "optim.optim_type: the state of one optimizer does not fit another; to take only the weights: "
             "--progress.start_epoch 0 --name NEW"
         )
-    safe += [Change(key, value, None) for key, value in gone.items()]  # keys that lost their effect: the code differs
-    guarantee = resume_guarantee(saved, run, safe, breaking)
-    return "\n".join(["changed since then:", *map(str, safe + breaking), guarantee]) if safe or breaking else guarantee
+    guarantee = resume_guarantee(saved, run, changed, breaking)
+    return "\n".join(["changed since then:", *map(str, changed), guarantee]) if changed else guarantee
 
 
 def unknowns(run: RunState) -> list[str]:
@@ -99,49 +104,43 @@ def _path(target: Any) -> str:
     return f"{target.__module__}.{target.__qualname__}"
 
 
-def resume_guarantee(saved: Mapping[str, Any], run: RunState, safe: list[Change], breaking: list[Change]) -> str:
+def resume_guarantee(saved: Mapping[str, Any], run: RunState, changed: list[Change], breaking: list[Change]) -> str:
     """Return the guarantee, for the log: bit-exact, sample-exact, or neither, as far as compared, and why.
 
     Args:
-        safe, breaking: changes of the config.
+        changed: all changes of the config; `breaking`: those that alter what is trained.
     """
-    old, new = saved["fingerprint"], run.fingerprint
-    if run.about["config"]["dist"]["reduction"] == "fixed" and old["ranks"] != new["ranks"]:
+    old = saved["fingerprint"]
+    new = run.fingerprint
+    config = run.about["config"]
+    if config["dist"]["reduction"] == "fixed":
         old = {**old, "ranks": new["ranks"]}  # any number gives the same bits
-    other_val = any(change.matches(["dataset.val", "dataset.val.*"]) for change in safe)
-    causes, compared = compare(old, new, other_val=other_val)
-    order = causes["samples"] + [change.arrow for change in breaking]
-    is_restored = new["data position restored"] and old.get("data position restored", True)
-    if saved["position"]["sample"] > 0 and not is_restored:
-        order.append("the dataset cannot restore its position, so the epoch is read again from its start")
-    files = causes["code"] + [change.arrow for change in safe if change.key == "plugins"]
-    code = [f"the code changed: {join_names(files, 10)}"] if files else []
-    reasons = causes["bits"] + [change.arrow for change in safe if change.matches(_BATCH)]
-    if saved.get("differing") and not run.about["config"]["dist"]["broadcast_buffers"]:
+    other_val = any(change.matches(["dataset.val", "dataset.val.*"]) for change in changed)
+    found = compare(old, new, other_val=other_val)
+    found.samples += [change.arrow for change in changed if change in breaking or change.key == "plugins"]
+    found.bits += [change.arrow for change in changed if change.matches(_BATCH) and change not in breaking]
+    if saved["position"]["sample"] > 0 and not (new["data position restored"] and old["data position restored"]):
+        found.samples.append("the dataset cannot restore its position, so the epoch is read again from its start")
+    if saved["differing"] and not config["dist"]["broadcast_buffers"]:
         names = join_names(saved["differing"])
-        reasons.append(f"{names} differed between the processes, and the checkpoint holds rank 0's: see docs/task.md")
-    if saved.get("unsaved"):
-        reasons.append(f"training changed {join_names(saved['unsaved'])}, and the checkpoint does not hold it")
-    extent = f"as far as compared: {compared}"
-    if order:
-        text = "neither bit-exact nor sample-exact: " + "; ".join(order + code + reasons)
-    elif code:
-        text = (
-            f"not guaranteed to be bit-exact or sample-exact, since {'; '.join(code + reasons)}; state and "
-            "position in the data are those of the checkpoint"
+        found.bits.append(
+            f"{names} differed between the processes, and the checkpoint holds rank 0's: see docs/task.md"
         )
-    elif reasons:
-        text = f"sample-exact, not bit-exact ({'; '.join(reasons)}): every sample is used once, {extent}"
-        if old["ranks"] != new["ranks"]:
-            text += "; the random generators of the ranks (dropout) are reseeded"
+    if saved["unsaved"]:
+        found.bits.append(f"training changed {join_names(saved['unsaved'])}, and the checkpoint does not hold it")
+    extent = f"as far as compared: {', '.join(found.compared)}"
+    if found.samples:
+        text = f"not guaranteed to be bit-exact or sample-exact: {'; '.join(found.samples + found.bits)}"
+    elif found.bits:
+        text = f"sample-exact, not bit-exact ({'; '.join(found.bits)}), {extent}"
     else:
         text = f"bit-exact {extent}, if your code depends on nothing else (other files, variables)"
-    lists = {"not compared": causes["missing"], "not checked": unknowns(run)}
-    text += "".join(f"; {title}: {', '.join(items)}" for title, items in lists.items() if items)
-    return f"this resume is {text}{_measuring_note(safe)}"
-
-
-def _measuring_note(safe: list[Change]) -> str:
-    keys = ", ".join(change.key for change in safe if change.matches(MEASURING))
-    note = "may give different results, because its length and validation steps affect schedules and early stopping"
-    return f". A fresh run with this {keys} {note}" if keys else ""
+    unknown = found.unknown + unknowns(run)
+    measuring = [change.key for change in changed if change.matches(MEASURING)]
+    if measuring:
+        unknown.append(
+            f"whether a fresh run with this {', '.join(measuring)} has the same schedules and early stopping"
+        )
+    if unknown:
+        text += f"; not compared: {', '.join(unknown)}"
+    return f"this resume is {text}"

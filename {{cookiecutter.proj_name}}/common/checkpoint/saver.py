@@ -9,7 +9,6 @@ from dataclasses import field
 from itertools import product
 from typing import Annotated, Any
 
-import torch
 from loguru import logger
 from pydantic import Field
 from torch import Tensor
@@ -22,7 +21,7 @@ from common.checkpoint.checksum import weights_digest
 from common.checkpoint.folder import CheckpointFolder
 from common.config import section
 from common.config.registry import AFTER_SAVE_REGISTRY, RegisteredList
-from common.distributed import Rank, has_streams
+from common.distributed import Rank
 from common.distributed.sharded import is_sharded, local
 from common.progress import StepInterval
 
@@ -57,7 +56,6 @@ class Saver(AbstractContextManager["Saver"]):
         self.folder = folder
         self.config = config
         self.rank = rank
-        self._buffers: dict[tuple[Any, ...], Tensor] = {}
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         calls = config.after_save if rank.is_main and os.environ.get("AFTER_SAVE") != "off" else []
         self._after_save = [AfterSave(section) for section in calls]
@@ -159,10 +157,10 @@ class Saver(AbstractContextManager["Saver"]):
         logger.log(level, "saved {} (step {}, {:.2f} s)", names, step, time.monotonic() - self._saved_at)
 
     def _copy_to_host(self, state: Any) -> Any:
-        """`state` with its tensors copied to host buffers, on the main process; valid until the next call.
+        """`state` with its tensors copied to host memory, on the main process.
 
-        The buffers are reused: nothing is allocated after the first copy. Sharded tensors are gathered one after
-        the other; without `background`, all others stay where they are. Every process must call this.
+        Sharded tensors are gathered one after the other; without `background`, all others stay where they are.
+        Every process must call this.
         """
         seen: dict[tuple[Any, ...], Tensor] = {}
 
@@ -175,19 +173,11 @@ class Saver(AbstractContextManager["Saver"]):
             value = whole(value)
             if not self.rank.is_main:
                 return None
-            if value.numel() and identity in seen:
-                return seen[identity]
-            buffer, later = self._buffers.get(path), has_streams(value.device)
-            if buffer is None or buffer.shape != value.shape or buffer.dtype != value.dtype:
-                buffer = torch.empty(value.shape, dtype=value.dtype, pin_memory=later)
-            buffer.copy_(value.detach(), non_blocking=later)
-            self._buffers[path] = seen[identity] = buffer
-            return buffer
+            if identity not in seen or not value.numel():
+                seen[identity] = value.detach().to("cpu", copy=True)
+            return seen[identity]
 
-        copy = map_leaves(state, copy_tensor)
-        if has_streams(self.rank.device):
-            torch.accelerator.synchronize(self.rank.device)
-        return copy
+        return map_leaves(state, copy_tensor)
 
 
 def whole(tensor: Any) -> Any:

@@ -14,11 +14,11 @@ from common.base.nested import map_leaves
 from common.checkpoint.checksum import state_checksum
 from common.checkpoint.file import FORMAT
 from common.checkpoint.frozen import Frozen, check_frozen
-from common.checkpoint.layout import Layout, make_buffers
+from common.checkpoint.layout import Layout, fit_buffers
 from common.checkpoint.saver import whole
 from common.checkpoint.weights import averaged_state_dict, load_weights
 from common.config.names import join_names
-from common.distributed import Rank, buffer_kinds, gather_objects, gather_to_main
+from common.distributed import Rank, gather_objects, gather_to_main, own_buffers
 from common.distributed.buffers import named_buffers
 from common.distributed.seed import mix, random_state, set_random_state, set_seed
 from common.progress import Position
@@ -34,20 +34,23 @@ class Stateful(Protocol):
     def load_state_dict(self, state: Any, /) -> Any: ...
 
 
-def load_task(task: nn.Module, state: Mapping[str, Any], source: Path, *, average: bool = True) -> None:
+def load_task(
+    task: nn.Module, state: Mapping[str, Any], source: Path, *, average: bool = True, empty: Collection[str] = ()
+) -> None:
     """Load the task's tensors in a checkpoint: those of its `model` and all others. Every process must call this.
 
     Frozen tensors that the checkpoint leaves out must be those of their source in `task`.
 
     Args:
         average: load averages, where the checkpoint has them and uses them.
+        empty: see `fit_buffers`.
 
     Raises:
         UserError: the weights are another model's, or a frozen tensor has changed.
     """
-    make_buffers(task, state.get("changed_buffers", ()), state)
-    weights = {**state["model"], **state.get("task", {})}
-    left_out = state.get("frozen", {})
+    weights = {**state["model"], **state["task"]}
+    left_out = state["frozen"]
+    fit_buffers(task, weights, empty)
     load_weights(task, averaged_state_dict(weights, state["ema"] if average else {}), str(source), left_out)
     check_frozen(task, left_out, str(source))
 
@@ -95,8 +98,10 @@ class RunState:
         Raises:
             UserError: a freshly built task could not load it.
         """
+        self.layout.check()
         mine = random_state(self.rank.device)
-        tensors, frozen = self.task.state_dict(), self._frozen.to_leave_out()
+        tensors = self.task.state_dict()
+        frozen = self._frozen.to_leave_out()
         model = {name: tensors.pop(name) for name in self.task.get_submodule("model").state_dict()}
         parts = {name: part.state_dict() for name, part in self.parts.items()}
         user = {name: part.state_dict() for name, part in self.user_parts.items()}
@@ -108,7 +113,6 @@ class RunState:
             "model": {name: value for name, value in model.items() if name not in frozen},
             "task": {name: value for name, value in tensors.items() if name not in frozen},
             "frozen": frozen,
-            "changed_buffers": self.layout.changed_buffers(),
             **parts,
             "user": user,
             "ranks": self._state_of_ranks({**user, _DATA: parts.get(_DATA, {})}),
@@ -127,19 +131,19 @@ class RunState:
 
         Statistics of norms may differ: only rank 0's are ever used. Every process must call this.
         """
-        kinds = buffer_kinds(self.task)
+        own = own_buffers(self.task)
         undeclared = {
             name: buffer
             for name, module, _, buffer in named_buffers(self.task)
-            if kinds.get(name) != "rank" and not isinstance(module, _NormBase)
+            if name not in own and not isinstance(module, _NormBase)
         }
         names = self._differing(undeclared) if undeclared else []
         if names and not self._warned:
             self._warned = True
             logger.warning(
                 "buffers that differ between the processes: {}. Checkpoints and evaluations take rank 0's, and so does "
-                "each step, unless dist.broadcast_buffers is false: what the other processes added is lost. Declare "
-                "them in {}.buffer_kinds as sum, gather or rank; see docs/task.md",
+                "each step, unless dist.broadcast_buffers is false: what the other processes added is lost. Exchange "
+                "them in after_step, or declare them in {}.own_buffers; see docs/task.md",
                 *(join_names(names), type(self.task).__name__),
             )
         return names
@@ -157,9 +161,7 @@ class RunState:
         Raises:
             UserError: the weights are another model's, a part is missing, or was saved for each of more or fewer ranks.
         """
-        # In a rewind, the task has changed since it was built.
-        names = {*state.get("changed_buffers", ()), *self.layout.changed_buffers()}
-        load_task(self.task, {**state, "changed_buffers": names}, source, average=False)
+        load_task(self.task, state, source, average=False, empty=self.layout.empty)
         mine = self._mine(state, source)
         state = {**state, _DATA: mine["user"].get(_DATA, state.get(_DATA, {}))}
         user = {**state["user"], **mine["user"]}
@@ -189,12 +191,15 @@ class RunState:
         return at, dict(state["values"]), set(state["owed"])
 
     def _state_of_ranks(self, user: Mapping[str, Any]) -> list[dict[str, Any]]:
-        """Gather the state of every rank on the main process, in rank order: `rank` buffers, user parts that differ.
+        """Gather the state of every rank on the main process, in rank order: its own buffers, user parts that differ.
 
         Empty if there is nothing of that kind.
         """
-        kinds = buffer_kinds(self.task)
-        buffers = {name: buffer for name, _, _, buffer in named_buffers(self.task) if kinds.get(name) == "rank"}
+        own = own_buffers(self.task)
+        buffers = {}
+        for name, module, leaf, buffer in named_buffers(self.task):
+            if name in own and leaf not in module._non_persistent_buffers_set:
+                buffers[name] = buffer
         names = self._differing(user)
         if not (names or buffers):
             return []

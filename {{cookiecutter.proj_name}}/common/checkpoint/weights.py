@@ -1,14 +1,13 @@
 """Loads weights from a checkpoint or any weights file into a model: all of them, or those that fit, with a report."""
 
-import hashlib
 import re
-import zipfile
 from collections.abc import Collection, Mapping
 from dataclasses import field
 from fnmatch import fnmatchcase
 from http.client import HTTPException
 from pathlib import Path
 from typing import Annotated, Any
+from zlib import crc32
 
 import torch
 from loguru import logger
@@ -17,13 +16,12 @@ from torch import Tensor, nn
 
 from common.base.errors import UserError
 from common.base.files import without_tilde
-from common.checkpoint.file import CheckpointError, current, is_checkpoint, load_archive
+from common.base.nested import flat
+from common.checkpoint.file import CheckpointError, check_format, is_checkpoint, load_archive
 from common.checkpoint.layout import EXTRA
 from common.config import section
 from common.config.names import join_names
 from common.distributed import Rank, main_first
-
-_ADDRESS = re.compile("https?://")
 
 
 @section
@@ -31,8 +29,9 @@ class InitConfig:
     """Weights that a new run starts from. Not a resume: everything else starts from its beginning."""
 
     path: Annotated[str | None, Field(description="checkpoint, file of weights, or URL; null: none")] = None
-    sha256: Annotated[str | None, Field(pattern="^[0-9a-fA-F]{64}$", description="of the file; null: any")] = None
-    prefix: Annotated[str, Field(description='take only keys with this prefix, as in "backbone.", without it')] = ""
+    prefix: Annotated[
+        str, Field(description='take only keys with this prefix, without it: "backbone.", "state_dict.module."')
+    ] = ""
     rename: Annotated[
         list[list[str]],
         Field(description="[pattern, replacement] pairs (regular expressions), applied to keys in order"),
@@ -61,12 +60,14 @@ def init_weights(model: nn.Module, config: InitConfig, project: Path, rank: Rank
     Every process must call it. The main process downloads first.
 
     Raises:
-        CheckpointError: the file cannot be downloaded or read, has another checksum, or holds no weights.
+        CheckpointError: the file cannot be downloaded or read, or holds no weights.
         UserError: with `strict`, something does not fit; in any case, when nothing fits.
     """
     if config.path is None:
         return
-    path = _fetch(config, project, rank)
+    path = Path(weights_path(config.path, project) or "")
+    if _is_address(config.path):
+        path = _download(config.path, rank)
     weights = _select(_read_weights(path), config)
     state = model.state_dict()
     wanted = {key: value for key, value in state.items() if not any(fnmatchcase(key, glob) for glob in config.exclude)}
@@ -85,69 +86,51 @@ def init_weights(model: nn.Module, config: InitConfig, project: Path, rank: Rank
 
 def weights_path(path: str | None, project: Path) -> str | None:
     """`init_from.path`, absolute: a relative one starts at the project. None and web addresses are unchanged."""
-    return path if path is None or _ADDRESS.match(path) else str(project / without_tilde(path, "init_from.path"))
+    if path is None or _is_address(path):
+        return path
+    return str(project / without_tilde(path, "init_from.path"))
 
 
-def _fetch(config: InitConfig, project: Path, rank: Rank) -> Path:
-    """Fetch the file of weights, downloaded if need be, with the right checksum."""
-    given, expected = str(config.path), (config.sha256 or "").lower()
-    path = Path(weights_path(given, project) or "")
-    if _ADDRESS.match(given):  # two addresses may end in the same file name
-        name = f"{hashlib.sha256(given.encode()).hexdigest()[:12]}-{given.partition('?')[0].rpartition('/')[2]}"
-        path = Path(torch.hub.get_dir(), "checkpoints", name)
-        with main_first(rank):
-            if not path.exists() or (rank.is_main and expected and _checksum(path) != expected):
-                _download(given, path)
-    if expected and path.is_file() and (actual := _checksum(path)) != expected:
-        raise CheckpointError(f"init_from.sha256: the checksum of {given} is\n  {actual}, not\n  {expected}")
+def _is_address(path: str) -> bool:
+    return path.startswith(("http://", "https://"))
+
+
+def _download(address: str, rank: Rank) -> Path:
+    """Return the file of a web address in torch's cache; the main process downloads it first, if it is not there."""
+    name = (
+        f"{crc32(address.encode()):08x}-{address.partition('?')[0].rpartition('/')[2]}"  # of two addresses, two files
+    )
+    path = Path(torch.hub.get_dir(), "checkpoints", name)
+    with main_first(rank):
+        if not path.exists():
+            try:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                torch.hub.download_url_to_file(address, str(path), progress=False)
+            except (OSError, HTTPException) as error:
+                hint = "if you have the file, set path to it"
+                raise CheckpointError(f"init_from.path {address} cannot be downloaded: {error}; {hint}") from error
     return path
-
-
-def _download(address: str, path: Path) -> None:
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        torch.hub.download_url_to_file(address, str(path), progress=False)  # it accepts a part of the file
-        if not zipfile.is_zipfile(path):
-            path.unlink()
-            raise OSError("it is not a checkpoint, or the connection was cut off")
-    except (OSError, HTTPException) as error:
-        hint = "if you have the file, set path to it"
-        raise CheckpointError(f"init_from.path {address} cannot be downloaded: {error}; {hint}") from error
-    logger.info("init_from: {} is now {}, sha256 {}", address, path, _checksum(path))
-
-
-def _checksum(path: Path) -> str:
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while block := file.read(1 << 20):
-            digest.update(block)
-    return digest.hexdigest()
 
 
 def _read_weights(path: Path) -> dict[str, Any]:
     state = load_archive(path)
     if is_checkpoint(state):
-        state = current(state, path)
+        check_format(state, path)
         return averaged_state_dict(state["model"], state["ema"])
-    for name in ("state_dict", "model"):  # how other projects wrap them
-        if isinstance(state, dict) and isinstance(state.get(name), dict):
-            state = state[name]
     if not isinstance(state, dict):
         raise CheckpointError(f"init_from: {path} has no weights (a dict of names and tensors)")
-    return {key: value for key, value in state.items() if isinstance(value, Tensor) or str(key).endswith(EXTRA)}
+    return {key: value for key, value in flat(state).items() if isinstance(value, Tensor) or key.endswith(EXTRA)}
 
 
 def _select(weights: Mapping[str, Any], config: InitConfig) -> dict[str, Any]:
-    """Strip the prefixes of wrappers (DDP, torch.compile), then select by prefix, then rename."""
+    """Select by prefix, then rename."""
     chosen = {}
     for key, value in weights.items():
-        key = key.replace("_orig_mod.", "").removeprefix("module.")
-        if not key.startswith(config.prefix):
-            continue
-        key = key.removeprefix(config.prefix)
-        for pattern, replacement in config.rename:
-            key = re.sub(pattern, replacement, key)
-        chosen[key] = value
+        if key.startswith(config.prefix):
+            key = key.removeprefix(config.prefix)
+            for pattern, replacement in config.rename:
+                key = re.sub(pattern, replacement, key)
+            chosen[key] = value
     return chosen
 
 

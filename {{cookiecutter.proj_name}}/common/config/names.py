@@ -19,7 +19,7 @@ def match_names(patterns: Sequence[str], names: Sequence[str], key: str) -> list
     """
     for pattern in patterns:
         if not any(fnmatchcase(name, pattern) for name in names):
-            near = nearest(pattern, [*names, *(f"{above}.*" for above in parents(names))])
+            near = nearest(pattern, names)
             hint = f"did you mean {near}?" if near else "available: " + join_names(names)
             raise UserError(f"{key}: {pattern} matches none of the model's {len(names)} names; {hint}")
     return [name for name in names if any(fnmatchcase(name, pattern) for pattern in patterns)]

@@ -44,19 +44,17 @@ class Registry:
         self._broken: list[Problem] = []
         self._where_to_add = "an imported file"
         self._entries: dict[str, Callable[..., Any]] = {}
-        self._origins: dict[str, str] = {}
 
     def register(self, name: str | None = None) -> Callable[[F], F]:
         """Decorator: register a class or function as `name`, by default its own. Using a name twice is an error."""
-        # The caller's line distinguishes two classes of one file, and is the same on a second import (`python -m`).
-        caller = sys._getframe(1)
-        origin = f"{shown_path(caller.f_code.co_filename)}:{caller.f_lineno}"
 
         def enter(target: F) -> F:
             key = name or target.__name__
-            known = self._origins.setdefault(key, origin)
-            if known != origin:
-                raise UserError(f"the {self.kind} name {key} is used twice, at {known} and {origin}; rename one")
+            known = self._entries.get(key)
+            # On a second import (`python -m`), the same file and name, but another module.
+            if known is not None and (_file(known), known.__qualname__) != (_file(target), target.__qualname__):
+                places = f"{file_of(known)} and {file_of(target)}"
+                raise UserError(f"the {self.kind} name {key} is used twice, at {places}; rename one")
             self._entries[key] = target
             return target
 
@@ -83,11 +81,11 @@ class Registry:
                     try:
                         importlib.import_module(name)
                     except Exception as error:  # noqa: BLE001 - a user's file can raise anything
-                        self._fail(file, error)
+                        self._fail(name, file, error)
         return self._broken
 
-    def _fail(self, file: Path, error: Exception) -> None:
-        """Note that `file` cannot be imported, and drop what it registered before."""
+    def _fail(self, module: str, file: Path, error: Exception) -> None:
+        """Note that the `file` of a module cannot be imported, and drop what it registered before."""
         lines = [f":{step.lineno}" for step in traceback.extract_tb(error.__traceback__) if Path(step.filename) == file]
         origin = shown_path(file) + "".join(lines[-1:])
         missing = (error.name or "").partition(".")[0] if isinstance(error, ModuleNotFoundError) else ""
@@ -100,8 +98,7 @@ class Registry:
             self._broken.append(
                 Problem("", ABSENT, f"cannot be imported: {said}", "correct or remove the file", origin)
             )
-        within = f"{shown_path(file)}:"
-        self._entries = {key: it for key, it in self._entries.items() if not self._origins[key].startswith(within)}
+        self._entries = {key: entry for key, entry in self._entries.items() if entry.__module__ != module}
 
     def get(self, name: str) -> Callable[..., Any]:
         """Return the entry registered as `name`, or the object at an import path: "pkg.Class" or "pkg.mod:Class"."""
@@ -245,6 +242,10 @@ class RegisteredList:
                 yield Problem(below, name, rule, f"pip install {package}")
 
 
+def _file(target: Any) -> str | None:
+    return getattr(sys.modules.get(target.__module__), "__file__", None)
+
+
 def file_of(target: Any) -> str:
     """Return the place of an object, "custom/models/a_model.py:6"; without a source, its module."""
     try:
@@ -262,12 +263,8 @@ def import_path(name: str) -> Callable[..., Any]:
     try:
         target = pkgutil.resolve_name(name if ":" in name else ":".join(name.rsplit(".", 1)))
     except Exception as error:
-        hint = ""
-        if isinstance(error, AttributeError) and error.name:
-            near = nearest(error.name, dir(error.obj))
-            hint = f"; did you mean {near}?" if near else "; in another package? give its import path"
-        if isinstance(error, ModuleNotFoundError) and "." not in (error.name or "."):
-            hint = f"; is it a package to install? pip install {error.name}"
+        near = nearest(error.name, dir(error.obj)) if isinstance(error, AttributeError) and error.name else None
+        hint = f"; did you mean {near}?" if near else ""
         raise UserError(f"{name} cannot be imported: {type(error).__name__}: {error}{hint}") from error
     if not callable(target):
         raise UserError(f"{name} is {type(target).__name__}, not a class or function")

@@ -11,7 +11,7 @@ from common.config.check import check
 from common.config.layers import complete, find_file, flatten, merge, node_of
 from common.config.overrides import layer_of, read_options
 from common.config.problem import DEFAULT, RESERVED, Problem
-from common.config.record import is_record, read_record, warning, way_out
+from common.config.record import is_record, read_record, warning
 from common.config.references import References
 from common.config.source import Node, read_file
 
@@ -52,13 +52,15 @@ def resolve(
     options, problems = read_options(overrides)
     keys = {name: option for name, option in options.items() if name not in RESERVED}
     bodies = flatten([find_file("--config", str(path), Path()) for path in files])
-    records = [body for path, body in bodies.items() if is_record(path)] + ([stored] if stored else [])
-    tree, dropped = Node({}, DEFAULT), list[Problem]()
-    for body in [stored] if stored else bodies.values():
-        if body in records:
-            body, more = read_record(body, schema)
-            dropped += more
+    tree = Node({}, DEFAULT)
+    dropped = list[Problem]()
+    for path, body in bodies.items():
+        if is_record(path):
+            body, unknown = read_record(body, schema)
+            dropped += unknown
         tree = merge(tree, body, schema)
+    if stored is not None:
+        tree, dropped = read_record(stored, schema)
     tree = complete(tree, schema)  # so `--model.width 3` changes the default model, not a model without a type
     if overlay is not None:  # its own values only: the configuration below it already has bases
         body = read_file(find_file("--debug", str(overlay), Path()))
@@ -67,8 +69,7 @@ def resolve(
     tree = complete(merge(tree, layer_of(keys, schema, tree), schema), schema)
     references = References(tree)
     tree = complete(references.resolve(tree) or tree, schema)
-    with way_out(records):
-        config, origins, warns = check(schema, tree, problems + references.problems)
+    config, origins, warns = check(schema, tree, problems + references.problems)
     lines = "".join(f"\n{problem}" for problem in warns)
     warnings = [text for text in (warning(dropped), lines and f"in the configuration:{lines}") if text]
     return Resolved(config, to_jsonable_python(config), origins, warnings)

@@ -177,10 +177,8 @@ def suggest(root: type, parent: type, prefix: str, name: str) -> str:
     known = {option.removeprefix("--"): [option] for option in RESERVED}
     for dotted, _ in walk(root):
         known.setdefault(dotted.rpartition(".")[2], []).append(dotted)
-    if "[" in prefix and name in known.get(name, ()):  # in a stage, a key that only the whole run has
-        return f"it belongs to the top level; {prefix[:-1]} has {', '.join(keys_of(parent))}"
-    today = {key: [prefix + key] for key in keys_of(parent)}
-    for among, cutoff in ((known, 1.0), (today, 0.75), (known, 0.75), (today, 0.6)):
+    here = {key: [prefix + key] for key in keys_of(parent)}
+    for among, cutoff in ((known, 1.0), (here, 0.6), (known, 0.75)):
         near = nearest(name, among, cutoff)
         if near:
             return f"did you mean {' or '.join(among[near][:3])}?"

@@ -213,9 +213,11 @@ def read_text(text: str, origin_at: Callable[[int], str]) -> Node | None:
         mark = error.problem_mark or error.context_mark
         line = mark.line if mark else 0
         cause = ", ".join(filter(None, (error.context, error.problem)))
-        hint = next((text for part, text in _CAUSES.items() if re.search(part, cause)), "near these lines:")
-        shown = [f"\n      {at:>4} | {code}" for at, code in enumerate(text.splitlines(), 1) if 0 <= line + 1 - at <= 1]
-        raise _error(f"invalid YAML: {cause}", origin_at(line), "".join([hint, *shown])) from error
+        shown = "near these lines:"
+        for at, code in enumerate(text.splitlines()[: line + 1], 1):
+            if at >= line:
+                shown += f"\n      {at:>4} | {code}"
+        raise _error(f"invalid YAML: {cause}", origin_at(line), shown) from error
     except yaml.reader.ReaderError as error:
         line = text[: error.position].count("\n")
         raise _error("the file contains a control character; remove it", origin_at(line)) from error
@@ -237,16 +239,6 @@ def _count(node: yaml.Node | None, counts: dict[int, int], origin_at: Callable[[
         rule = f"aliases (*name) must not add more than {MOST_COPIED:,} values, and these stand for {total:,}"
         raise _error(rule, origin_at(node.start_mark.line), "write the values, or refer to keys: ${section.key}")
     return total
-
-
-# Parts of PyYAML's messages, and the mistake that is most often behind them.
-_CAUSES = {
-    "mapping values|expected <block end>": "indent the keys of a section equally; quote strings that contain ': '",
-    r"character '\\t'": "indent with spaces, not with a tab",
-    "cannot start any token": "put strings that begin with this character in quotes",
-    "expected ','": "a bracket or a comma is missing here or on a line above",
-    "end of stream": "a quote is not closed",
-}
 
 
 def _error(rule: str, origin: str, hint: str = "") -> ConfigError:

@@ -40,7 +40,7 @@ class DistConfig:
         bool, Field(description="DDP: gradients are views of the buckets, which saves a copy")
     ] = True
     broadcast_buffers: Annotated[
-        bool, Field(description="train with rank 0's buffers (batch norm statistics), except buffer_kinds")
+        bool, Field(description="train with rank 0's buffers (batch norm statistics), except own_buffers")
     ] = True
     sync_bn: Annotated[bool, Field(description="batch norm statistics over all processes (CUDA only)")] = False
 

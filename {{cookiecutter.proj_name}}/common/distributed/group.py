@@ -2,10 +2,9 @@
 
 import secrets
 import socket
-import sys
+import threading
 import time
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any
@@ -27,7 +26,7 @@ _MAX_SHOWN = 20  # differences in a message
 _POLL_S = 0.05
 _POLL_EACH_S = 0.0005  # for each rank, so that many together ask the store no more than 6,000 times a second
 _REPORT_AFTER_S = 10.0  # a rank that has not arrived by then is named
-_GRACE_S = 5.0  # so torch's own timeout comes first, and the others can read that ranks are missing
+_GRACE_S = 5.0  # rank 0 must give up first, since it knows which ranks are missing
 
 
 def start(rank: Rank, config: DistConfig) -> Rank:
@@ -40,10 +39,10 @@ def start(rank: Rank, config: DistConfig) -> Rank:
         return rank
     timeout = timedelta(seconds=config.timeout)
     store = _open_store(rank, config.timeout)
-    gather = _open_round if rank.is_main else _join_round
-    round_number = gather(store, rank, config.timeout)
     # Every start by the same torchrun reads the name that the first one wrote to its store.
     name = store.compare_set("name", "", secrets.token_hex(8)).decode()
+    gather = _open_round if rank.is_main else _join_round
+    round_number = gather(store, rank, config.timeout)
     launched_as = (*rank.launched_as, f"store {name}")
     rank = replace(rank, restarted=rank.restarted or round_number > 1, launched_as=launched_as)
     if rank.is_single_process:  # a single process under torchrun
@@ -92,30 +91,24 @@ def check_same(values: Mapping[str, Any], rank: Rank, complaint: str) -> None:
 
 
 def _open_store(rank: Rank, timeout: int) -> Store:
+    """Connect to the store of rank 0 or of the launcher; rank 0 opens its own."""
     serves = rank.is_main and not rank.launcher_hosts_store
+    warning = threading.Timer(_REPORT_AFTER_S, _warn_of_missing, ("0", rank, timeout))
+    warning.daemon = True
     try:
         socket.getaddrinfo(rank.address, rank.port)  # torch would retry an unknown host name until the timeout
-        if not serves and timeout > _REPORT_AFTER_S:
-            with suppress(dist.DistError):
-                return _connect(rank, _REPORT_AFTER_S, timeout)
-            _warn_of_missing("0", rank, timeout)
-            return _connect(rank, timeout - _REPORT_AFTER_S, timeout)
-        return _connect(rank, timeout, timeout)
+        if not serves:
+            warning.start()
+        limit = timedelta(seconds=timeout)
+        return TCPStore(rank.address, rank.port, is_master=serves, timeout=limit, wait_for_workers=False)
     except (OSError, dist.DistError) as error:
         reason = str(error).splitlines()[0]
+    finally:
+        warning.cancel()
     raise UserError(
         f"rank {rank.rank} could not {'listen' if serves else 'reach rank 0'} at {rank.address}:{rank.port} in "
         f"{timeout} s (MASTER_ADDR, MASTER_PORT, dist.timeout): {reason}; {ALONE}"
     )
-
-
-def _connect(rank: Rank, within: float, timeout: int) -> Store:
-    """Connect to the store of rank 0, or open it there, `within` so many seconds; `timeout`: of what follows."""
-    serves = rank.is_main and not rank.launcher_hosts_store
-    limit = timedelta(seconds=within)
-    store = TCPStore(rank.address, rank.port, is_master=serves, timeout=limit, wait_for_workers=False)
-    store.set_timeout(timedelta(seconds=timeout))
-    return store
 
 
 def _warn_of_missing(missing: str, rank: Rank, timeout: int) -> None:
@@ -127,58 +120,45 @@ def _warn_of_missing(missing: str, rank: Rank, timeout: int) -> None:
 
 
 def _open_round(store: Store, main: Rank, timeout: int) -> int:
-    """Rank 0's part: wait until all others have checked in. Returns the round's number: 1 for the first at this store.
+    """Rank 0's part: wait until all others have come. Returns the round's number: 1 for the first at this store.
 
-    A launcher that restarts dead processes keeps its store, with the entries of the dead ones, and torchrun's restart
-    count differs from host to host. So each round has a new number, and is closed before its end is announced: an open
-    round found by a restarted process is either its own, or never ends and is replaced by the next.
+    A torchrun that restarts dead processes keeps its store, with what they wrote, and its count of restarts differs
+    from host to host. So each round has a new number, and an open round that nobody completes is replaced by the next.
     """
-    until = time.monotonic() + timeout
+    began = time.monotonic()
     number = store.add("rounds", 1)
     keys = [f"here/{number}/{rank}" for rank in range(main.world_size)]
     store.set(keys[0], "")
     store.set("open", str(number))
-    report_at = until - timeout + _REPORT_AFTER_S
-    while not store.check(keys) and time.monotonic() < until:
-        if time.monotonic() > report_at:
-            report_at = until
-            _warn_of_missing(_missing(store, keys), main, timeout)
+    is_reported = False
+    while not store.check(keys):
         time.sleep(_POLL_S)
-    missing = _missing(store, keys)
+        waited = time.monotonic() - began
+        missing = ", ".join(str(rank) for rank, key in enumerate(keys) if not store.check([key]))
+        if waited > timeout:
+            raise UserError(
+                f"rank {missing} of {main.world_size} did not arrive at {main.address}:{main.port} in {timeout} s "
+                f"(dist.timeout); is it running, and can it reach this host? {ALONE}"
+            )
+        if waited > _REPORT_AFTER_S and not is_reported:
+            is_reported = True
+            _warn_of_missing(missing, main, timeout)
     store.set("open", "")
-    store.set(f"end/{number}", "incomplete" if missing else "complete")
-    if not missing:
-        return number
-    with suppress(dist.DistError):  # let the others read it first: the store may end with this process
-        arrived = [rank for rank, key in enumerate(keys) if rank and store.check([key])]
-        store.wait([f"read/{number}/{rank}" for rank in arrived], timedelta(seconds=_GRACE_S))
-    raise UserError(
-        f"rank {missing} of {main.world_size} did not arrive at {main.address}:{main.port} in {timeout} s "
-        f"(dist.timeout); is it running, and can it reach this host? {ALONE}"
-    )
-
-
-def _missing(store: Store, keys: list[str]) -> str:
-    """Return the ranks whose keys are not in the store, such as `1, 3`."""
-    return ", ".join(str(rank) for rank, key in enumerate(keys) if not store.check([key]))
+    store.set(f"complete/{number}", "")
+    return number
 
 
 def _join_round(store: Store, rank: Rank, timeout: int) -> int:
-    """Do the other ranks' part of `_open_round`: check in, and wait for the end of the round.
-
-    Returns its number.
-    """
-    until = time.monotonic() + timeout + _GRACE_S  # rank 0 must give up first, since it reports which ranks are missing
+    """Do the other ranks' part of `_open_round`: check in, and wait for all. Returns the round's number."""
+    until = time.monotonic() + timeout + _GRACE_S
     number = ""
     try:
-        while not store.check([f"end/{number}"]) and time.monotonic() < until:
+        while not store.check([f"complete/{number}"]):
+            if time.monotonic() > until:
+                raise UserError(f"rank 0 did not find all {rank.world_size} processes, see its message")
             number = store.get("open").decode() or number
             store.set(f"here/{number}/{rank.rank}", "")
             time.sleep(max(_POLL_S, _POLL_EACH_S * rank.world_size))
-        end = store.get(f"end/{number}").decode()
     except dist.DistError as error:
         raise UserError(f"rank 0 ended while the processes were gathering: {error}") from error
-    if end == "incomplete":
-        store.set(f"read/{number}/{rank.rank}", "")
-        sys.exit(2)  # as for any user error; rank 0 reports it
     return int(number)

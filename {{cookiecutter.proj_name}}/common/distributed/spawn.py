@@ -56,7 +56,7 @@ def spawn(gpu_ids: GpuIds, config: DistConfig, argv: Sequence[str]) -> int | Non
         "MASTER_ADDR": host,
         "MASTER_PORT": str(store.port),
     }
-    command = [sys.executable, *_interpreter_flags(), *argv]
+    command = [sys.executable, *subprocess._args_from_interpreter_flags(), *argv]  # type: ignore[attr-defined]
     children: list[subprocess.Popen[bytes]] = []
     arrived: list[int] = []  # signals not yet forwarded to the processes
     # nohup ignores SIGHUP, and the processes should too.
@@ -71,15 +71,6 @@ def spawn(gpu_ids: GpuIds, config: DistConfig, argv: Sequence[str]) -> int | Non
             child.kill()  # does nothing if it has ended
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-def _interpreter_flags() -> list[str]:
-    """Python's own options, such as -u, -O or -X dev: the words before the program; none of `python -m`."""
-    words = sys.orig_argv[1:]
-    if sys.argv[0] not in words:
-        return []
-    flags = words[: words.index(sys.argv[0])]
-    return [] if "-m" in flags else flags
 
 
 def _exit_code(child: "subprocess.Popen[bytes]") -> int | None:

@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from common.base.errors import UserError
-from common.distributed import DistConfig, buffer_kinds
+from common.distributed import DistConfig, own_buffers
 from common.model.freeze import freeze
 from common.optim.precision import Precision
 
@@ -95,7 +95,7 @@ class Replicated(Strategy):
         chosen = set(trained)
         others = [name for name, parameter in self.task.named_parameters() if parameter not in chosen]
         # DDP writes the name of a parameter of the task itself with a dot in front.
-        ignored = [*others, *(f".{name}" for name in others if "." not in name), *buffer_kinds(self.task)]
+        ignored = [*others, *(f".{name}" for name in others if "." not in name), *own_buffers(self.task)]
         DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(self.task, ignored)
         wrapped = DistributedDataParallel(
             self.task,

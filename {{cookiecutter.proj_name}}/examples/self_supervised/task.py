@@ -2,10 +2,9 @@
 
 import copy
 import math
-from collections.abc import Mapping
-from typing import ClassVar
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.nn.functional import normalize
 
@@ -28,7 +27,7 @@ class DinoTask(Task):
         temperatures: of the softmax of the student, and of the teacher.
     """
 
-    buffer_kinds: ClassVar[Mapping[str, str]] = {"step_sum": "sum"}
+    own_buffers = ("step_sum",)
     model: Student
     centre: Tensor
     step_sum: Tensor
@@ -46,7 +45,8 @@ class DinoTask(Task):
         self.momentum, self.centre_momentum, self.temperatures = momentum, centre_momentum, temperatures
         self.teacher = fixed(copy.deepcopy(model))
         self.register_buffer("centre", torch.zeros(model.groups))
-        self.register_buffer("step_sum", torch.zeros(model.groups + 1))  # of this step's outputs, and their number
+        # The sum of this step's outputs, and their number.
+        self.register_buffer("step_sum", torch.zeros(model.groups + 1), persistent=False)
 
     def update(self, name: str, batch: dict[str, Tensor]) -> Losses:
         """Cross entropy between the teacher's groups for one view and the student's for the other, both ways round."""
@@ -61,6 +61,8 @@ class DinoTask(Task):
     @torch.no_grad()
     def after_step(self) -> None:
         """Teacher and centre follow. The momentum is a function of the step, so a resumed run continues as it was."""
+        if dist.is_initialized():
+            dist.all_reduce(self.step_sum)
         self.centre.lerp_(self.step_sum[:-1] / self.step_sum[-1], 1 - self.centre_momentum)
         self.step_sum.zero_()
         progress = self.at.step / (self.at.total or math.inf)

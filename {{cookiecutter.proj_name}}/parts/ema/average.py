@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from common.base.errors import UserError
-from common.distributed import buffer_kinds
+from common.distributed import own_buffers
 from common.distributed.sharded import is_sharded, local
 from common.optim.several import parts_of
 from common.progress import Interval, Position
@@ -19,7 +19,7 @@ from parts.ema.config import OWN, EmaConfig, OptimConfig
 class Ema:
     """The floating point tensors of `model.state_dict()`, averaged in at least 32 bits.
 
-    Frozen parameters are not averaged until they are trained, nor are buffers that are declared in `buffer_kinds`.
+    Frozen parameters are not averaged until they are trained, nor are buffers that are declared in `own_buffers`.
     Pass models without wrappers (DDP). Each process averages its own shard of the weights (FSDP). With `decay` 0
     there is no average, and the other methods do nothing. Until `start` the average is a copy of the weights.
 
@@ -38,7 +38,7 @@ class Ema:
         self._start = Interval.parse(config.start, "epoch")
         self._shadow, self._parts = dict[str, Tensor](), list[Tensor]()
         self._switched: list[Any] = []
-        self._never = set(buffer_kinds(model))
+        self._never = own_buffers(model)
         self.follow(model)
         if config.device and any(is_sharded(value) for value in self._shadow.values()):
             raise UserError("optim.ema.device cpu: with dist.strategy fsdp the average is sharded; set it to null")

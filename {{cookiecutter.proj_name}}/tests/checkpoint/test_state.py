@@ -55,20 +55,15 @@ class Mute(Plain):
 
 
 class Growing(Plain):
-    """Buffers that begin as None, grow, and appear in the first step; the output depends on each."""
+    """Buffers that begin as None, and grow; the output depends on each."""
 
     first: Tensor | None
     seen: Tensor
-    kind: Tensor
-    early: Tensor | None
-    late: Tensor
 
     def __init__(self) -> None:
         super().__init__()
         self.register_buffer("first", None)
         self.register_buffer("seen", torch.zeros(0, 4))
-        self.register_buffer("kind", torch.zeros(2, dtype=torch.int64))
-        self.register_buffer("early", torch.ones(3))
 
     def forward(self, image: Tensor) -> Tensor:
         if self.training:
@@ -76,12 +71,7 @@ class Growing(Plain):
             self.seen = torch.cat([self.seen, rows])
             if self.first is None:
                 self.first = rows.mean(0)
-                self.kind = self.kind.float() + 0.25
-                self.early = None
-            if not hasattr(self, "late"):
-                self.register_buffer("late", torch.zeros(()))
-            self.late = self.late + rows.mean()
-        parts = (self.first, self.seen, getattr(self, "late", None), self.kind)
+        parts = (self.first, self.seen)
         return super().forward(image) + sum(part.sum() for part in parts if part is not None) * 1e-3
 
 
@@ -103,6 +93,8 @@ class Made(Plain):
                 self.more = nn.Parameter(torch.zeros(3))
             elif self.what == "norm":
                 self.more = nn.BatchNorm1d(3, affine=False)
+            elif self.what == "buffer":
+                self.register_buffer("more", torch.zeros(3))
             elif self.what == "weight norm":
                 weight_norm(self.layers[1])
             else:
@@ -222,7 +214,7 @@ def test_state_that_is_loaded(runs: Runs, capsys: pytest.CaptureFixture[str], mo
         assert state["model"]["_extra_state"]["calls"] >= 6
         assert "_extra_state" in shown and "'calls'" in shown
     if model == "Growing":
-        assert state["changed_buffers"] == ["early", "first", "kind", "late", "seen"]
+        assert state["model"]["seen"].shape[0] > 6 and state["model"]["first"].shape == (4,)
 
 
 def test_a_buffer_that_is_not_saved(runs: Runs) -> None:
@@ -248,12 +240,19 @@ def test_other_forms_of_extra_state(runs: Runs, kind: str) -> None:
     [
         ("Extra, kind: set", r"_extra_state is of type builtins.set"),
         ("Mute", r"Mute.set_extra_state cannot load what get_extra_state returns"),
-        ("Made, what: module", r"more.bias: absent when the task was built, a parameter of shape \(3,\), float32 now"),
+        (
+            "Made, what: module",
+            r"more.bias: absent when the task was built, a parameter of shape \(3,\), torch.float32 now",
+        ),
         ("Made, what: module, training_only: false", r"more.bias: absent when"),
         ("Made, what: parameter", r"more: absent when the task was built, a parameter"),
+        ("Made, what: buffer", r"more: absent when the task was built, a buffer"),
         ("Made, what: norm", r"more.running_mean: absent when the task was built, a buffer"),
-        ("Made, what: weight norm", r"layers.1.weight: a parameter of shape \(16, 64\), float32 when .*, absent now"),
-        ("Made, what: shape", r"layers.3.bias: a parameter of shape \(10,\).*\(1,\), float32 now"),
+        (
+            "Made, what: weight norm",
+            r"layers.1.weight: a parameter of shape \(16, 64\), torch.float32 when .*, absent now",
+        ),
+        ("Made, what: shape", r"layers.3.bias: a parameter of shape \(10,\).*\(1,\), torch.float32 now"),
     ],
 )
 def test_state_that_no_resume_could_load(runs: Runs, model: str, said: str) -> None:

@@ -121,7 +121,6 @@ def test_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "a.yaml:2" in (message := refusal("optim:\n  type: ${env:NONE_SUCH}\n"))
     assert "NONE_SUCH is not set" in message
     assert "${env:NAME}" in refusal("name: ${a:b}\n")
-    assert "write ${env:WHO}" in refusal("name: ${WHO}\n")
     assert load("name: ${env:NONE_SUCH}\n", "--name", "x").config.name == "x", "an overridden value is never needed"
 
 

@@ -240,7 +240,7 @@ def test_replaced_images_are_noticed_whatever_the_dataset_holds(runs: Runs, how:
     runs.train(*words, "--resume", "auto")
     said = guarantee(folder)
     assert re.match(
-        r"this resume is neither bit-exact nor sample-exact: sample \d+ of dataset\.train: `image` differs "
+        r"this resume is not guaranteed to be bit-exact or sample-exact: sample \d+ of dataset\.train: `image` differs "
         r"\(64 of 64 samples read again differ\)",
         said,
     )
@@ -327,5 +327,5 @@ def test_a_schedule_of_ones_own_is_not_checked(runs: Runs) -> None:
     folder = runs.train("--progress.epoch", "1", *words)
     runs.train(*words, "--resume", "auto")
     said = guarantee(folder)
-    assert f"not checked: schedule {HERE}.counted must be a function of the step" in said
+    assert f"not compared: schedule {HERE}.counted must be a function of the step" in said
     assert "if your code depends on nothing else (other files, variables)" in said

@@ -89,7 +89,7 @@ class Noise(nn.Module):
 
 
 class Cached(Plain):
-    """Keeps a running mean that is not declared."""
+    """Keeps a running mean."""
 
     mean: Tensor
 
@@ -107,8 +107,8 @@ class Cached(Plain):
     ("words", "text"),
     [
         (["--dist.sync_bn", "true"], "does not work with dist.sync_bn"),
-        (["--model", f"{{type: {HERE}.Noisy}}"], "differs first in the output of noise"),
-        (["--model", f"{{type: {HERE}.Cached}}"], "buffer mean, which a batch changes: declare it"),
+        (["--model", f"{{type: {HERE}.Noisy}}"], "differs in the gradient of"),
+        (["--model", f"{{type: {HERE}.Cached}}"], "buffer mean, which a batch changes: change it in"),
     ],
     ids=lambda value: value if isinstance(value, str) else value[0],
 )

@@ -22,7 +22,6 @@ from tools.bisect.search import Trial
 from tools.record.run import child_process, say
 from tools.runs.read import RunFiles, read_run
 from tools.same.sides import Side, git
-from custom.config import Config
 
 # A resume may change these, but they decide what a new run trains or measures.
 _DECIDING = (
@@ -122,7 +121,7 @@ def differing_settings(good: Recorded, bad: Recorded) -> dict[str, list[Change]]
 
     A setting is a key; where the `type` of a section differs, the section, since its arguments fit only together.
     """
-    differing = [change for change in changes(good.config, bad.config, Config()) if change.key != "dist.random_seed"]
+    differing = [change for change in changes(good.config, bad.config) if change.key != "dist.random_seed"]
     sections = [change.key.removesuffix("type") for change in differing if change.key.endswith(".type")]
     settings: dict[str, list[Change]] = {}
     for change in differing:

@@ -135,9 +135,9 @@ class Recorder:
         """Record all weights, buffers and states of the optimizer."""
         for name, weight in self.weights:
             self.add("weight", name, weight)
-        # What each process changes on its own until the end of the step: `buffer_kinds`, see docs/task.md.
+        # What each process changes on its own, see docs/task.md.
         own = [f"{above}.{pattern}".removeprefix(".") for above, module in nn.Module.named_modules(self.task)
-               for pattern in getattr(module, "buffer_kinds", ())]  # fmt: skip
+               for pattern in getattr(module, "own_buffers", ())]  # fmt: skip
         for name, buffer in nn.Module.named_buffers(self.task):
             is_own = any(fnmatchcase(name, pattern) for pattern in own)
             self.add("own buffer" if is_own else "buffer", short(name), buffer)

@@ -23,7 +23,6 @@ from common.run.lock import FolderLock
 from common.run.paths import PROJECT, RunPaths
 from common.run.status import read_status
 from tools.sweep.space import Trial
-from custom.config import Config
 
 FILE = "sweep.json"
 # Settings that may change while a sweep is under way: its runs stay comparable.
@@ -74,7 +73,7 @@ class SweepFolder:
     def _check_same(self, old: Mapping[str, Any], config: Mapping[str, Any]) -> None:
         swept = {*old, *self._about["space"]}
         free = (*_FREE, *swept, *(f"{key}.*" for key in swept))
-        settings = [item for item in changes(config, self._about["config"], Config()) if not item.matches(free)]
+        settings = [item for item in changes(config, self._about["config"]) if not item.matches(free)]
         if changed := [*changes(old, self._about["space"]), *settings]:
             shown = "\n".join(f"  {item.key}: {item.old} in the folder, {item.new} now" for item in changed)
             raise UserError(

@@ -37,9 +37,8 @@ def main(argv: list[str]) -> int:
     trained = recorded(segment.rows, segment.end)
     again = recorded(rows, end)
     different = [line for kind, values in trained.items() for line in differences(kind, values, again[kind], values)]
-    changed, compared = compare(segment.end["fingerprint"], end["fingerprint"], other_val=False)
-    missing = changed.pop("missing")
-    causes = [text for texts in changed.values() for text in texts]
+    found = compare(segment.end["fingerprint"], end["fingerprint"], other_val=False)
+    causes = found.samples + found.bits
     certificate: dict[str, Any] = {
         "run": paths.name,
         "date": now(),
@@ -49,17 +48,17 @@ def main(argv: list[str]) -> int:
         "compared": {kind: len(values) for kind, values in trained.items()},
         "different": different,
         "changed": causes,
-        "not compared": missing,
+        "not compared": found.unknown,
     }
     what = ", ".join(f"{len(values)} {kind}" for kind, values in trained.items())
     if different:
         print("\n  ".join([f"differs: compared {what}; A is the run, B its replay", *different]))
     else:
         print(f"verified: {what} are equal to the last bit")
-    for title, lines in (("changed since the run", causes), ("not compared", missing)):
+    for title, lines in (("changed since the run", causes), ("not compared", found.unknown)):
         if lines:
             print("\n  ".join([f"{title}:", *lines]))
-    print(f"also compared: {compared}")
+    print(f"also compared: {', '.join(found.compared)}")
     file = paths.root / "certificate.json"
     write_text(file, json.dumps(certificate, indent=2) + "\n")
     print(f"wrote {file}")

@@ -115,8 +115,8 @@ def hindrance(step: int, start: State, end: State) -> str:
         return "its run would rewind to an earlier checkpoint, which a replay lacks: --from start"
     settings = changes(config_in(start).values, config_in(end).values)
     names = [change.arrow for change in settings if not change.matches(_WITHOUT_EFFECT)]
-    causes, _ = compare({**end["fingerprint"], **start["fingerprint"]}, end["fingerprint"], other_val=False)
-    names += [text for kind, texts in causes.items() for text in texts if kind != "missing"]
+    found = compare({**end["fingerprint"], **start["fingerprint"]}, end["fingerprint"], other_val=False)
+    names += found.samples + found.bits
     return f"changed at a resume: {join_names(names)}" if names else ""
 
 
