@@ -40,10 +40,10 @@ export RUFF_CACHE_DIR := $(CURDIR)/.ruff_cache
 export MYPY_CACHE_DIR := $(CURDIR)/.mypy_cache
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo docs test test-all test-full test-gpu bench-gpu gpu-wheels mutate release lint test-project test-template constraints lock audit
+.PHONY: help setup demo docs test test-all test-full test-accelerator test-gpu bench-gpu gpu-wheels mutate release lint test-project test-template constraints lock audit
 
 help:  ## list these commands
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-16s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
 setup: $(VENV)/.done  ## make .venv with the tested versions of everything
 
@@ -68,6 +68,9 @@ test-full: test-all  ## before a release: also every combination of parts, plant
 	@echo "== properties of the engine, on many examples"
 	@PROPERTIES=many "$(BIN)/python" -m pytest -q -p no:cacheprovider -n $(JOBS) tests/engine/properties
 	@echo "== every combination passed"
+
+test-accelerator: setup  ## on an emulated accelerator, late on purpose: what goes wrong between a program and its device
+	@"$(BIN)/python" -m pytest -q -p no:cacheprovider -n $(JOBS) tests/engine/accelerator
 
 test-gpu:  ## on an NVIDIA GPU: what only that can show; needs PyTorch, no network and no set-up. See docs/gpu.md
 	@"$(GPU_PYTHON)" tools/gpu.py test $(ARGS)

@@ -92,7 +92,8 @@ class FixedStep(OptimizerStep):
             yield
             after = [buffer.clone() for buffer in self.shared_buffers()]
         gradients, share = [parameter.grad for parameter in update.trained], size / self._samples
-        leaf = [torch.tensor([float(gradient is not None) for gradient in gradients], device=self.rank.device)]
+        used = torch.tensor([float(gradient is not None) for gradient in gradients])
+        leaf = [used.to(self.rank.device, non_blocking=True)]
         for parameter, gradient in zip(update.trained, gradients, strict=True):
             leaf.append(_nothing(parameter) if gradient is None else gradient)
             parameter.grad = None

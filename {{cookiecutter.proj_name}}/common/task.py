@@ -2,7 +2,6 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -121,10 +120,6 @@ class Task(ModelHolder, ABC):
     def count(self, batch: Any) -> int | None:
         """Count the items that the losses of a loaded batch average over: words, boxes, pixels. None: samples."""
         return None
-
-    def timer(self, name: str) -> AbstractContextManager[None]:
-        """Time a part of a training step: `with self.timer("render"):`. Log lines show its milliseconds per step."""
-        return self.clock.timer(name) if self.clock is not None and self.training else nullcontext()
 
     def inspect(self, show: Show) -> None:
         """Called at every log line, without gradients: log numbers, texts and pictures with `show`."""

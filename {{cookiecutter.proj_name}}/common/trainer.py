@@ -65,6 +65,7 @@ class Trainer:
     total_steps: int | None
     evaluator: Evaluator
     best: BestTracker
+    classes: int  # that the model distinguishes, if its first output has shown it
 
     # Where the run is, and what is saved.
     progress: TrainState

@@ -4,7 +4,6 @@ import math
 import os
 import re
 from collections.abc import Iterator, Sequence
-from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
 
@@ -15,7 +14,6 @@ from torch import nn
 
 from common.checkpoint import finite
 from common.failure.program import TrainingError
-from common.progress import Position
 from common.trainer import Trainer
 from tests.conftest import Runs, load, metrics
 from tests.ranks import start_ranks
@@ -232,50 +230,3 @@ def test_nothing_of_it_is_saved(runs: Runs) -> None:
     assert all(ended.codes)
     assert ended.texts[0].count("the loss of step 3 is not a finite number (rank 1, of train samples") == 1
     assert load(runs.root / "run")["position"]["step"] == 2
-
-
-class OnGpu(torch.Tensor):
-    """A value that says it is on a GPU."""
-
-    is_cpu, device = False, torch.device("cuda", 0)
-
-
-@pytest.fixture
-def arrived(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
-    """Whether copies from the GPU have arrived, as its last entry; nothing waits for them but where `True` is."""
-    state = [False]
-
-    def wait() -> None:
-        assert state[-1], "the host waits for the GPU"
-
-    event = SimpleNamespace(record=lambda: None, query=lambda: state[-1], synchronize=wait)
-    monkeypatch.setattr(torch, "Event", lambda device: event)
-    return state
-
-
-def test_a_gpu_is_not_waited_for(monkeypatch: pytest.MonkeyPatch, arrived: list[bool]) -> None:
-    """Its value is looked at with the next loss after it has arrived."""
-    monkeypatch.setattr(finite, "bad_loss", lambda step, *_: ArithmeticError(f"step {step}"))
-    check = finite.LossCheck(Mock(), Mock(), Mock())
-    for step, value in ((1, 1.0), (2, math.nan), (3, 1.0)):
-        check(step, torch.tensor(value).as_subclass(OnGpu))
-    arrived.append(True)
-    with pytest.raises(ArithmeticError, match="step 2"):
-        check(4, torch.tensor(1.0).as_subclass(OnGpu))
-
-
-def test_a_gradient_on_a_gpu_comes_before_the_loss_that_follows_from_it(
-    monkeypatch: pytest.MonkeyPatch, arrived: list[bool]
-) -> None:
-    monkeypatch.setattr(finite, "bad_loss", lambda step, *_: ArithmeticError(f"loss of step {step}"))
-    monkeypatch.setattr(finite, "not_finite", lambda what, _: ArithmeticError(what))
-    stream = SimpleNamespace(samples=lambda at, everywhere: [[3, 1], [2]])
-    check = finite.LossCheck(stream, Mock(), Mock())
-    for step in (1, 2):
-        check(step, torch.tensor(1.0).as_subclass(OnGpu))
-        check.gradient(Position(step - 1), "all", torch.tensor(math.nan).as_subclass(OnGpu))
-    arrived.append(True)
-    with pytest.raises(ArithmeticError, match=r"the gradient of step 1, of train samples 1, 2, 3, has the norm nan"):
-        check(3, torch.tensor(1.0).as_subclass(OnGpu))
-    with pytest.raises(ArithmeticError, match="the gradient of step 2"):
-        check.finish()

@@ -14,7 +14,7 @@ def test_out_of_memory(device: Device) -> None:
     run = device.fail("--model", "{$REPLACE: true, type: engine.gpu.parts.Greedy}")
     device.record("read", run.text[-3000:])
     assert ("CUDA out of memory. Tried to allocate" if device.is_gpu else "can't allocate memory") in run.text
-    assert "smaller batch_size (raise optim.accumulate), or model; precision.mode bf16" in run.text
+    assert "in training, a smaller batch_size (raise optim.accumulate)" in run.text
     assert "image float32" in run.text
 
 

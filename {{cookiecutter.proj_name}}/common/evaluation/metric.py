@@ -145,16 +145,16 @@ class MetricDict:
                 self._update(name, metric, output, batch, indices)
 
     def _update(self, name: str, metric: Any, output: Any, batch: Any, indices: Sequence[int]) -> None:
-        seen = [output, batch]
+        given = [output, batch]
         found: dict[str, Any] = {}
         if name in self._inputs:
             found = look_up(self._inputs[name], output, batch, f"metric.{name}")
             # Parts that `inputs` does not name stay as they are, so one name that differs is one line.
-            seen = [{**part, **found} if isinstance(part, Mapping) else found for part in seen]
+            given = [{**part, **found} if isinstance(part, Mapping) else found for part in given]
         if isinstance(metric, Metric):
-            metric.update(*seen)
+            metric.update(*given)
         elif isinstance(metric, GatheredMetric):
-            self._buffers[name].add(metric.results(*seen), indices)
+            self._buffers[name].add(metric.results(*given), indices)
         elif self._rank.is_single_process:
             metric.update(**_on_cpu(found))
         else:

@@ -23,7 +23,10 @@ _HINTS = {
         "--pids-limit), or start fewer: --num_workers 0, OMP_NUM_THREADS=1"
     ),
     "shared memory|SemLock|sem_open|bus error|killed by signal 7$": _SHARED_MEMORY,
-    "out of memory|can't allocate memory": "smaller batch_size (raise optim.accumulate), or model; precision.mode bf16",
+    "out of memory|can't allocate memory": (
+        "in training, a smaller batch_size (raise optim.accumulate); in an evaluation, a smaller eval_batch_size of "
+        "the dataset; or a smaller model, or precision.mode bf16"
+    ),
     "worker.*(killed|exited unexpectedly)": (
         "a worker was killed, probably out of memory (see dmesg; in a container, also /dev/shm): use fewer "
         "--num_workers, a smaller loader.prefetch or batch_size; --num_workers 0 shows an error of its own"

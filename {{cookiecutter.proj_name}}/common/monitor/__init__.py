@@ -169,7 +169,7 @@ class Monitor:
         self.recorder.record("train", **where, values=losses.raw | others | rates)
         # Separate from the others, since these differ from run to run.
         speed = {"step_seconds": timing.step, "data_share": timing.data, "samples_per_second": timing.rate}
-        speed |= compared | {f"{name}_ms": 1e3 * seconds for name, seconds in timing.timers.items()}
+        speed |= compared
         self.recorder.record("speed", **where, values=speed | {"memory_bytes": memory})
         self.recorder.write("scalars", "train", at.step, drop_duplicate_loss(losses.raw) | others)
         self.recorder.write("scalars", "lr", at.step, by_group if len(by_group) > 1 else rates)

@@ -2,10 +2,7 @@
 
 import resource
 import sys
-from collections import defaultdict
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from time import perf_counter
 
 import torch
@@ -20,7 +17,6 @@ class Timing:
     data: share of that spent waiting for data, 0 to 1.
     rate: samples per second.
     eta: seconds to the end of training; None when the end is not known.
-    timers: seconds for each optimizer step in the parts of the step that the task times, by name.
     items: those that the task counts (`Task.count`), per second; 0 if it counts none.
     """
 
@@ -28,7 +24,6 @@ class Timing:
     data: float
     rate: float
     eta: float | None
-    timers: Mapping[str, float] = field(default_factory=dict)
     items: float = 0.0
 
 
@@ -58,14 +53,6 @@ class Clock:
         self._paused = self.items = 0.0
         self._waited = 0.0  # seconds
         self._steps = self._samples = 0
-        self._timers: defaultdict[str, float] = defaultdict(float)
-
-    @contextmanager
-    def timer(self, name: str) -> Iterator[None]:
-        """Time the block, on the host: a GPU may still be busy with what the block has started."""
-        begin = perf_counter()
-        yield
-        self._timers[name] += perf_counter() - begin
 
     def reset(self) -> None:
         """Exclude the time since the last step (validation, a save): it counts for the remaining time only."""
@@ -96,8 +83,7 @@ class Clock:
         busy = max(now - self._begin - self._paused, 1e-9)
         self._done += steps
         eta = None if steps_left is None else steps_left * (now - self._first_ended) / self._done
-        timers = {name: seconds / steps for name, seconds in self._timers.items()}
-        timing = Timing(busy / steps, self._waited / busy, self._samples / busy, eta, timers, self.items / busy)
+        timing = Timing(busy / steps, self._waited / busy, self._samples / busy, eta, self.items / busy)
         self._begin_interval(now)
         return timing
 

@@ -48,7 +48,6 @@ def train_line(
         "" if timing.eta is None else f"ETA {timedelta(seconds=round(timing.eta))}",
         f"{timing.step * 1000:6.1f} ms/step data {timing.data:4.0%} {timing.rate:6.0f}/s",
         "  ".join(f"{name.replace('_per_second', '/s')} {value:.4g}" for name, value in compared.items()),
-        "  ".join(f"{name} {1e3 * time:.1f} ms" for name, time in timing.timers.items()),
         f"mem {memory / 2**20:.0f} MB",
     ]
     return " | ".join(filter(None, columns))

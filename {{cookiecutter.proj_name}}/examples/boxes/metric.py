@@ -25,7 +25,10 @@ class AveragePrecision(GatheredMetric):
 
     def results(self, output: dict[str, Tensor], batch: dict[str, Any]) -> Results:
         """Reads `found` (B, most, 6), and the lists `boxes` (n, 4) and `label` (n,)."""
-        return {"found": output["found"].float(), "boxes": batch["boxes"], "label": batch["label"]}
+        sizes = [len(label) for label in batch["label"]]
+        # One copy from the device for all samples, not one for each.
+        boxes, label = (torch.cat(batch[name]).cpu().split(sizes) for name in ("boxes", "label"))
+        return {"found": output["found"].float(), "boxes": list(boxes), "label": list(label)}
 
     def compute(self, results: Results) -> float:
         boxes = results["found"].flatten(0, 1)

@@ -53,7 +53,7 @@ class DinoTask(Task):
         views = torch.cat([batch["first"], batch["second"]])
         with torch.no_grad():
             logits = self.teacher(views)
-            self.step_sum += torch.cat([logits.sum(dim=0), logits.new_tensor([len(logits)])])
+            self.step_sum += torch.cat([logits.sum(dim=0), logits.new_full((1,), len(logits))])
             wanted = ((logits - self.centre) / self.temperatures[1]).softmax(dim=1)
         student = (self.model(views) / self.temperatures[0]).log_softmax(dim=1)
         return {"loss": -(wanted.roll(len(views) // 2, dims=0) * student).sum(dim=1).mean()}

@@ -22,6 +22,8 @@ from common.failure.report import HINT
 from common.task import Task
 from parts.advice.texts import ADVICE, BROADCAST
 
+_BEFORE = 20  # steps that a GPU may be behind when it reports an error
+
 
 @contextmanager
 def explain() -> Iterator[None]:
@@ -49,9 +51,7 @@ def explain() -> Iterator[None]:
 
 def _notes(error: Exception, frames: Sequence[FrameType]) -> Iterator[str]:
     """Describe the batch and the output where the error was raised, and give the advice."""
-    objects = [frame.f_locals.get("self") for frame in reversed(frames)]
-    tasks = (item for value in objects for item in (value, getattr(value, "task", None)))
-    task = next((task for task in tasks if isinstance(task, Task)), None)
+    task = _task(frames)
     if task is None:
         return
     for name in ("batch", "output"):
@@ -85,6 +85,17 @@ def _local(frames: Sequence[FrameType], name: str) -> Any:
     return next((names[name] for names in variables if names.get(name) is not None), None)
 
 
+def _owners(frames: Sequence[FrameType]) -> list[Any]:
+    """Return the objects whose methods ran, innermost first."""
+    return [frame.f_locals.get("self") for frame in reversed(frames)]
+
+
+def _task(frames: Sequence[FrameType]) -> Any:
+    """Return the task of the innermost object that is or has one; None if no object does."""
+    tasks = (item for value in _owners(frames) for item in (value, getattr(value, "task", None)))
+    return next((task for task in tasks if isinstance(task, Task)), None)
+
+
 def _where(owner: Any, method: str) -> str:
     """`Class.method (file:line)`, with the file relative to the project."""
     name, function = f"{type(owner).__name__}.{method}", getattr(type(owner), method, None)
@@ -96,17 +107,23 @@ def _wrong_labels(error: Exception, frames: Sequence[FrameType]) -> str:
     """Name the samples whose label is no class, for the errors that torch and CUDA raise then; otherwise ""."""
     if not re.search("out of bounds|device-side assert", str(error)):
         return ""
-    # The labels are read again: no tensor on the device can be, after an assert.
-    if (loader := _local(frames, "loader")) is not None:
-        numbers = loader.keys[_local(frames, "seen").batches][1]
+    task, output, loader = _task(frames), _local(frames, "output"), _local(frames, "loader")
+    trainer: Any = next((value for value in _owners(frames) if hasattr(value, "stream")), None)
+    # The labels are read again, also those before: a GPU reports an assert later, and then none of its tensors can be.
+    if loader is not None:
+        done = _local(frames, "seen").batches
+        numbers = list(chain(*(indices for _, indices in loader.keys[max(done - 1, 0) : done + 1])))
         dataset, name = loader.dataset, label(loader.split, loader.name)
     else:
-        trainer = next(frame.f_locals["self"] for frame in frames if hasattr(frame.f_locals.get("self"), "stream"))
-        numbers = list(chain(*trainer.stream.samples(trainer.at)))
-        dataset, name = trainer.stream.dataset, "train"
-    classes = _local(frames, "output")["logits"].shape[1]
-    known = {-100, *range(classes)}
-    known |= {getattr(frame.f_locals.get("self"), "ignore_index", -100) for frame in frames}  # of the loss
+        at, stream = trainer.at, trainer.stream
+        before = min(at.sample // stream.samples_per_step, _BEFORE)
+        at = at._replace(step=at.step - before, sample=at.sample - before * stream.samples_per_step)
+        numbers = list(chain(*stream.samples(at, before + 1)))
+        dataset, name = stream.dataset, "train"
+    # By then, the output of that step may be gone.
+    classes = trainer.classes if output is None else output["logits"].shape[1]
+    parts = [*task.modules(), *chain(*(vars(term.function).values() for term in task.loss.terms))]
+    known = {-100, *range(classes), *(getattr(part, "ignore_index", -100) for part in parts)}
     labels = {number: torch.as_tensor(dataset[number]["label"]).unique().tolist() for number in numbers}
     pairs = [(number, label) for number, inside in labels.items() for label in inside]
     wrong = [f"{label} in sample {number}" for number, label in pairs if label not in known]

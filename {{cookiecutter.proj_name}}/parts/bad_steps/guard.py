@@ -73,7 +73,7 @@ class Guard:
 
         Waits for the device and for all processes. Raises `TrainingError` if the run must stop.
         """
-        losses = [float(loss) for loss in self._losses]
+        losses = torch.stack(self._losses).tolist() if self._losses else []
         scaler = self.strategy.precision.scaler
         table = torch.tensor([sum(losses), len(losses), float(norm), 1.0], dtype=torch.float64)
         total, count, norms, ranks = sum_over_ranks(table, self.state.rank).tolist()

@@ -45,8 +45,11 @@ class FirstBatch:
         name, values = label(loader.split, loader.name), to_floats([losses])[0]
         if loader.split == "eval":
             warn_of_range(name, *image_range(batch))
-        warn_of_missing_zero(name, batch, output)
-        warn_of_probabilities(name, output)
+        logits = output.get("logits") if isinstance(output, Mapping) else None
+        if isinstance(logits, Tensor) and logits.ndim in (2, 4):  # of images, or of pixels
+            self.trainer.classes = logits.shape[1]
+            warn_of_missing_zero(name, batch, logits)
+            warn_of_probabilities(name, logits)
         warn_of_nan(name, loader.keys[0][1], batch, values)
         if loader.split == "val" and self._is_to_divide and "loss" in losses:
             self._is_to_divide = False
@@ -104,12 +107,10 @@ def warn_of_range(name: str, low: float, high: float) -> None:
         )
 
 
-def warn_of_missing_zero(name: str, batch: Any, output: Any) -> None:
+def warn_of_missing_zero(name: str, batch: Any, logits: Tensor) -> None:
     """Warn of labels that start at 1: all classes of the model occur but the first."""
-    given, logits = (
-        part.get(key) if isinstance(part, Mapping) else None for part, key in ((batch, "label"), (output, "logits"))
-    )
-    if not isinstance(given, Tensor) or not isinstance(logits, Tensor) or given.is_floating_point() or logits.ndim != 2:
+    given = batch.get("label") if isinstance(batch, Mapping) else None
+    if not isinstance(given, Tensor) or given.is_floating_point():
         return
     labels, classes = given.unique().tolist(), logits.shape[1]
     if classes > 2 and labels == list(range(1, classes)):
@@ -120,10 +121,9 @@ def warn_of_missing_zero(name: str, batch: Any, output: Any) -> None:
         )
 
 
-def warn_of_probabilities(name: str, output: Any) -> None:
-    """Warn if `logits` (B, classes) are probabilities: cross entropy applies softmax, so the model must not."""
-    logits = output.get("logits") if isinstance(output, Mapping) else None
-    if not isinstance(logits, Tensor) or logits.ndim != 2 or logits.shape[1] < 2:
+def warn_of_probabilities(name: str, logits: Tensor) -> None:
+    """Warn if `logits` (B, classes, ...) are probabilities: cross entropy applies softmax, so the model must not."""
+    if logits.shape[1] < 2:
         return
     sums = logits.float().sum(1)
     if logits.min() >= 0 and torch.allclose(sums, torch.ones_like(sums), atol=0.01):
@@ -142,7 +142,7 @@ def warn_of_nan(name: str, indices: Sequence[int], batch: Any, values: Mapping[s
     causes = []
     for key, value in batch.items() if isinstance(batch, Mapping) else ():
         if isinstance(value, Tensor) and value.is_floating_point() and value.ndim and len(value) == len(indices):
-            rows_ = (~value.isfinite()).flatten(1).any(1) if value.ndim > 1 else ~value.isfinite()
+            rows_ = ~value.isfinite().reshape(len(value), -1).all(1)
             numbers = [str(indices[row]) for row in rows_.nonzero().flatten().tolist()]
             if numbers:
                 causes.append(f"`{key}` is not finite in sample {join_names(numbers, 3)}")
