@@ -74,7 +74,7 @@ def test_the_samples_may_be_deleted(render: Render, tmp_path: Path, parts: str) 
         ('{"weight": 1.0, "label_smoothing": 0.0}', '{"type": "tests.samples.CrossEntropy"}'),
         ('{"k": 1}', '{"type": "tests.samples.Share"}'),
     )
-    run(project, sys.executable, "-m", "tools.schema", "--force")
+    run(project, sys.executable, "-m", "tools.schema")
     everyday(project)
 
 

@@ -28,7 +28,7 @@ from common.stage import in_stage
 from common.task import TaskPosition
 from cli.kept import kept_bytes
 from cli.program import run
-from cli.stored_config import stored_config, train_config
+from cli.stored_config import train_config
 from cli.trained import find_device
 from parts.speed.flops import count_flops
 from custom.config import Config
@@ -151,15 +151,10 @@ def main(argv: list[str]) -> int:
         prog="python -m tools.analyze", description=__doc__.splitlines()[0], allow_abbrev=False,
         epilog="All other options are settings of train.py.",
     )  # fmt: skip
-    parser.add_argument("--model_pt", metavar="FILE", help="a checkpoint, instead of --config")
     parser.add_argument("--batch", help="batch sizes: 1,32; default: the config's batch_size")
     parser.add_argument("--depth", type=int, default=2, help="levels of modules below the model; default 2")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the numbers there")
     options, words = parser.parse_known_args(argv)
-    stored = stored_config(["--model_pt", options.model_pt], "--model_pt") if options.model_pt else None
-    if options.model_pt and stored is None:
-        raise UserError(f"--model_pt {options.model_pt}: there is no config.yaml in its run folder; give --config")
-    words = [*words, *([f"--config={stored}", "--resume=null"] if stored else [])]
     config = train_config(words, prog="tools.analyze").config
     sizes = (options.batch or str(config.batch_size)).split(",")
     if not all(size.isdecimal() and int(size) > 0 for size in sizes):

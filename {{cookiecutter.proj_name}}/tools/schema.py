@@ -1,11 +1,10 @@
 """Write configs/default.yaml and configs/schema.json from the config classes: python -m tools.schema
 
-If configs/default.yaml was edited by hand, it is left as it is and the differences are shown; --force overwrites it.
+If configs/default.yaml was edited by hand, it is left as it is.
 Editors complete keys and underline mistakes by the schema.
 """
 
 import argparse
-import difflib
 import hashlib
 import inspect
 import json
@@ -35,9 +34,8 @@ Every key of the core with its default, as the config classes have it.
 Your own configs begin with "$BASE: default.yaml" and contain only the differences.
 """
 _CHECKSUM = "# Checksum of what was written, to notice edits: "
-_EDITED = """error: {} was edited by hand, so it is left as it is; the diff above shows what would change (-: now).
-Make these changes by hand; or move your edits into a config of your own that begins with "$BASE: default.yaml", and
-overwrite this one: python -m tools.schema --force"""
+_EDITED = """error: {} was edited by hand, so it is left as it is. Move your edits into a config of your own that
+begins with "$BASE: default.yaml", delete this one, and write it again: python -m tools.schema"""
 _PATHS = {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]}
 _BASE = {**_PATHS, "description": "file or files that this one is based on, relative to this file"}
 _REPLACE = {"type": "boolean", "description": "true: replace the base's section instead of merging with it"}
@@ -206,14 +204,11 @@ def _section(entries: Mapping[str, Rule], rules: Rule) -> Rule:
 
 def main(argv: list[str]) -> int:
     """Write the files. Returns the exit code: 1 if an edited file was left as it is."""
-    parser = argparse.ArgumentParser("python -m tools.schema", description=__doc__.partition(":")[0])
-    parser.add_argument("--force", action="store_true", help="overwrite a default.yaml that was edited by hand")
-    force, code = parser.parse_args(argv).force, 0
+    argparse.ArgumentParser("python -m tools.schema", description=__doc__.partition(":")[0]).parse_args(argv)
+    code = 0
     for name, text in files().items():
         path = PROJECT / name
-        old = path.read_text() if path.exists() else text
-        if name.endswith(".yaml") and is_edited(old) and not force:
-            print("".join(difflib.unified_diff(old.splitlines(True), text.splitlines(True), name, "from the classes")))
+        if name.endswith(".yaml") and path.exists() and is_edited(path.read_text()):
             print(_EDITED.format(name), file=sys.stderr)
             code = 1
         else:

