@@ -13,13 +13,13 @@ from support import REPO, TEMPLATE, Render
 # Tokens of code, without comments and docstrings; lines are free, so write plain ones. "own": all Python but tests and
 # examples; "files": of any kind. Each number: the limit, which is what was reached and may only fall, and the aim.
 SIZE = {
-    ("core", "own"): (110_111, 75_000),
-    ("core", "tests"): (43_388, 32_000),
-    ("core", "files"): (249, 170),
-    ("usual", "own"): (137_785, 105_000),
-    ("usual", "tests"): (62_466, 56_000),
-    ("all", "own"): (178_169, 160_000),
-    ("all", "tests"): (82_109, 74_000),
+    ("core", "own"): (109_619, 75_000),
+    ("core", "tests"): (43_347, 32_000),
+    ("core", "files"): (248, 170),
+    ("usual", "own"): (137_293, 105_000),
+    ("usual", "tests"): (62_413, 56_000),
+    ("all", "own"): (173_287, 160_000),
+    ("all", "tests"): (80_374, 74_000),
 }
 WORDS = {
     "README of the project": (1_800, 1_800),

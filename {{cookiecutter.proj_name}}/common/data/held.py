@@ -1,16 +1,16 @@
 """What a dataset, its transforms and its collate function hold: random generators, and files that are open."""
 
+import gc
 import random
 import sys
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from fnmatch import fnmatchcase
-from functools import cache, partial
+from functools import cache
 from itertools import islice
-from operator import getitem
 from pathlib import PurePath
-from types import BuiltinMethodType, CellType, FunctionType, MethodType, ModuleType
+from types import FunctionType, ModuleType
 from typing import Any
 from zlib import crc32
 
@@ -34,16 +34,6 @@ _OPEN = (
     "*lmdb*Transaction", "netCDF4.*Dataset", "rasterio.*DatasetReader", "cv2.VideoCapture", "decord.*VideoReader",
     "av.container.*", "pyarrow.*NativeFile", "pyarrow.*OSFile", "*.HDFStore",
 )  # fmt: skip
-# Where functions hold objects.
-_HELD: dict[type, tuple[str, ...]] = {
-    FunctionType: ("__closure__", "__defaults__", "__kwdefaults__"),
-    CellType: ("cell_contents",),
-    MethodType: ("__self__", "__func__"),
-    BuiltinMethodType: ("__self__",),
-    partial: ("func", "args", "keywords"),
-}
-
-Read = Callable[[], Any]  # returns what is held, also if it was replaced
 
 
 class OwnGenerators:
@@ -54,19 +44,19 @@ class OwnGenerators:
 
     def __init__(self, *owners: Any) -> None:
         self.names: list[str] = []
-        self._found: list[tuple[Read, int]] = []
-        for name, read, value in contents(*owners, with_state=False):
+        self._found: list[tuple[Any, int]] = []
+        for name, value in contents(*owners, with_state=False):
             if isinstance(value, _KINDS) and id(value) not in _GLOBAL:
-                self._found.append((read, mix(crc32(name.encode()), self.names.count(name))))
+                self._found.append((value, mix(crc32(name.encode()), self.names.count(name))))
                 self.names.append(name)
         if len(self._found) > _GENERATORS:
             self._found = []
 
     def seed(self, seed: int) -> None:
         """Seed each, with another number: two transforms with generators of their own must not draw the same."""
-        for read, key in self._found:
+        for generator, key in self._found:
             with suppress(TypeError, ValueError):  # a kind that cannot be seeded
-                _seed(read(), mix(seed, key))
+                _seed(generator, mix(seed, key))
 
 
 def _seed(generator: Any, seed: int) -> None:
@@ -83,7 +73,7 @@ def _seed(generator: Any, seed: int) -> None:
 
 def open_handle(*owners: Any) -> str:
     """Return the name of an open file, archive or connection that objects hold, and its type; "" if there is none."""
-    for name, _, value in contents(*owners):
+    for name, value in contents(*owners):
         if _is_open(value):
             return f"{name} ({type(value).__name__})"
     return ""
@@ -100,63 +90,56 @@ def _is_open(value: Any) -> bool:
     return False
 
 
-def contents(*owners: Any, with_state: bool = True) -> Iterator[tuple[str, Read, Any]]:
-    """Yield what objects hold, in attributes, lists, dictionaries, closures and modules: name, how to read it, itself.
+def contents(*owners: Any, with_state: bool = True) -> Iterator[tuple[str, Any]]:
+    """Yield what objects hold, in attributes, lists, dictionaries, closures and modules, with names.
 
     The nearest come first. Without `with_state`, objects that save a state of their own are not looked into.
     """
     seen: dict[int, Any] = {}  # kept, so that no other object gets the same id meanwhile
-    queue: deque[tuple[str, Read]] = deque((type(owner).__name__, partial(_itself, owner)) for owner in owners)
+    queue = deque((type(owner).__name__, owner) for owner in owners)
     while queue and len(seen) < _OBJECTS:
-        name, read = queue.popleft()
-        value: Any = None
-        with suppress(ValueError):  # of a closure: not yet filled
-            value = read()
+        name, value = queue.popleft()
         if isinstance(value, _PLAIN) or id(value) in seen:
             continue
         seen[id(value)] = value
-        yield name, read, value
+        yield name, value
         kind: Any = type(value)
         if isinstance(value, _KINDS) or _matches(kind, _SHAREABLE):
             continue
         if with_state or not _has_state(value):
-            queue.extend(_parts(name, value))
+            queue.extend(_inside(name, value))
             for place in (*kind.__mro__, sys.modules.get(getattr(value, "__module__", ""))):
                 if id(place) not in seen:
                     seen[id(place)] = place
                     queue.extend(_generators(place))
 
 
-def _parts(name: str, value: Any) -> Iterator[tuple[str, Read]]:
-    """Yield the names of all that an object holds, and functions that return it. No code of its class is called."""
+def _inside(name: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """Yield what an object holds, with names. No code of its class is called."""
     if isinstance(value, (list, tuple, deque)):
         for number, item in enumerate(islice(value, _ITEMS)):
-            if not isinstance(item, _PLAIN):
-                yield f"{name}[{number}]", partial(getitem, value, number)
-        return
-    if isinstance(value, dict):
-        for key in islice(list(value), _ITEMS):
-            yield f"{name}[{key!r}]", partial(value.get, key)
-        return
-    attributes = getattr(value, "__dict__", {})
-    for key in list(attributes):
-        yield f"{type(value).__name__}.{key}", partial(attributes.get, key)
-    for base in type(value).__mro__:
-        for key in _HELD.get(base, getattr(base, "__slots__", ())):
-            owner = getattr(value, "__qualname__", name) if base in _HELD else type(value).__name__
-            yield f"{owner}.{key}", partial(getattr, value, key, None)
+            yield f"{name}[{number}]", item
+    elif isinstance(value, dict):
+        for key, item in islice(list(value.items()), _ITEMS):
+            yield f"{name}[{key!r}]", item
+    elif isinstance(value, FunctionType):  # not its globals
+        for item in (value.__closure__, value.__defaults__, value.__kwdefaults__):
+            yield value.__qualname__, item
+    else:
+        kind = type(value).__name__
+        attributes = getattr(value, "__dict__", {})
+        for key in list(attributes):
+            yield f"{kind}.{key}", attributes[key]
+        for item in gc.get_referents(value):  # of slots, closures, bound methods, partial functions
+            if item is not attributes:
+                yield kind, item
 
 
-def _generators(place: Any) -> Iterator[tuple[str, Read]]:
+def _generators(place: Any) -> Iterator[tuple[str, Any]]:
     """Yield the generators among the attributes of a class or a module."""
-    values = getattr(place, "__dict__", {})
-    for key, value in list(values.items()):
+    for key, value in list(getattr(place, "__dict__", {}).items()):
         if isinstance(value, _KINDS):
-            yield f"{place.__name__}.{key}", partial(values.get, key)
-
-
-def _itself(value: Any) -> Any:
-    return value
+            yield f"{place.__name__}.{key}", value
 
 
 @cache

@@ -1,8 +1,9 @@
 """Any optimizer of `torch.optim` by name, others by import path, over the parameters that are trained."""
 
 import inspect
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import field
+from operator import methodcaller
 from typing import Annotated, Any, Literal
 
 import torch
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from common.base.errors import UserError
+from common.base.nested import map_tensors
 from common.config import Problem, section
 from common.config.arguments import check_arguments, fit_arguments, is_foreign, parameter_names
 from common.config.registry import import_path
@@ -189,32 +191,8 @@ def _take_over(optimizer: Optimizer, before: Optimizer) -> None:
 
 
 def _watch_state(optimizer: Optimizer) -> None:
-    optimizer.register_state_dict_post_hook(_note_types)
     optimizer.register_load_state_dict_pre_hook(_fit_loaded_state)
-    optimizer.register_load_state_dict_post_hook(_restore_types)
-
-
-def _note_types(optimizer: Optimizer, state: dict[str, Any]) -> None:
-    parameters = (parameter for group in optimizer.param_groups for parameter in group["params"])
-    state["parameter_types"] = [str(parameter.dtype) for parameter in parameters]
-
-
-def _restore_types(optimizer: Optimizer) -> None:
-    """Give back its type to what torch has converted to the parameter's: an fp32 average of bf16 weights."""
-    for parameter, values in optimizer.as_saved.items():  # type: ignore[attr-defined]
-        loaded = optimizer.state[parameter]
-        optimizer.state[parameter] = {name: _typed_as(value, loaded[name]) for name, value in values.items()}
-    del optimizer.as_saved  # type: ignore[attr-defined]
-
-
-def _typed_as(saved: Any, loaded: Any) -> Any:
-    if isinstance(saved, Mapping):
-        return {name: _typed_as(value, loaded[name]) for name, value in saved.items()}
-    if isinstance(saved, (list, tuple)):
-        return type(saved)(_typed_as(*pair) for pair in zip(saved, loaded, strict=True))
-    if isinstance(saved, Tensor) and saved.dtype != loaded.dtype:
-        return saved.to(loaded.device)
-    return loaded
+    optimizer.register_load_state_dict_post_hook(_take_loaded_state)
 
 
 def _fit_loaded_state(optimizer: Optimizer, state: dict[str, Any]) -> dict[str, Any]:
@@ -248,18 +226,22 @@ def _fit_loaded_state(optimizer: Optimizer, state: dict[str, Any]) -> dict[str, 
                 )
         _, before = saved[group["param_names"][0]]
         group |= _own(cls, before) | {"lr": before["lr"]}
-    types = state.get("parameter_types", {})
-    states: dict[int, Any] = {}
-    unchanged: dict[Tensor, Any] = {}
-    for number, (name, parameter) in enumerate(zip(names, parameters, strict=True)):
-        before = saved[name][0]
-        values = state["state"].get(before)
-        if values:
-            states[number] = {key: _laid_out_like(parameter, value) for key, value in values.items()}
-            if types and types[before] == str(parameter.dtype):
-                unchanged[parameter] = states[number]
-    optimizer.as_saved = unchanged  # type: ignore[attr-defined]  # for the hook that follows
-    return {**state, "state": states, "param_groups": groups}
+    optimizer.loaded = {  # type: ignore[attr-defined]  # for the hook that follows
+        parameter: state["state"].get(saved[name][0], {}) for name, parameter in zip(names, parameters, strict=True)
+    }
+    return {**state, "state": {}, "param_groups": groups}
+
+
+def _take_loaded_state(optimizer: Optimizer) -> None:
+    """Put the state in its place. Torch would convert it to the parameters' type: an fp32 average of bf16 weights."""
+    for group in optimizer.param_groups:
+        is_step_on_device = bool(group.get("capturable") or group.get("fused"))
+        for parameter in group["params"]:
+            for name, value in optimizer.loaded[parameter].items():  # type: ignore[attr-defined]
+                if name != "step" or is_step_on_device:
+                    value = map_tensors(value, methodcaller("to", parameter.device))
+                optimizer.state[parameter][name] = _laid_out_like(parameter, value)
+    del optimizer.loaded  # type: ignore[attr-defined]
 
 
 def _laid_out_like(parameter: Tensor, value: Any) -> Any:
