@@ -41,10 +41,7 @@ def measured(file: Path, event: str) -> dict[int, Any]:
 @pytest.mark.slow
 @pytest.mark.parametrize("commit", COMMITS)
 def test_a_run_of_an_earlier_version(project: Path, tmp_path: Path, commit: str) -> None:
-    """It is listed, looked into, evaluated, used to predict, exported, repeated and continued, with the same numbers.
-
-    9567b8d is the commit after e9ca7a7, which could not train.
-    """
+    """It is listed, looked into, evaluated, used to predict, exported, repeated and continued, with the same numbers."""
     shutil.copytree(KEPT / commit, project / RUN, ignore=shutil.ignore_patterns("continued.jsonl"))
     best = str(RUN / "checkpoints" / "best.pt")
     before = measured(KEPT / commit / "metrics.jsonl", "val")[20]
@@ -57,14 +54,11 @@ def test_a_run_of_an_earlier_version(project: Path, tmp_path: Path, commit: str)
     Image.new("L", (8, 8), 200).save(tmp_path / "digit.png")
     call(project, "predict.py", "--model_pt", str(RUN), "--input", str(tmp_path / "digit.png"))
     assert len((project / RUN / "predict" / "predictions.jsonl").read_text().splitlines()) == 1
-    if commit in ("8dde2cf", "9fcb6a9", COMMITS[-1]):  # the farthest back, and the newest
-        call(project, "-m", "tools.export", "--model_pt", str(RUN), "--to", "torch")
-        assert list((project / RUN / "export").iterdir())
-    if commit == "8dde2cf":
-        call(project, str(RUN / "job.sh"), "--progress.max_steps", "1", program="sh")
+    call(project, "-m", "tools.export", "--model_pt", str(RUN), "--to", "torch")
+    assert list((project / RUN / "export").iterdir())
+    call(project, str(RUN / "job.sh"), "--progress.max_steps", "1", program="sh")
 
-    # The interval of the log had another name in the oldest runs, so it is given again.
-    said = call(project, "train.py", "--resume", str(RUN), "--progress.epoch", "3", "--progress.log_every", "5")
+    said = call(project, "train.py", "--resume", str(RUN), "--progress.epoch", "3")
     assert "after epoch 2, sample 0, step 20" in said
     for event, steps in (("train", {25, 30}), ("val", {30}), ("eval", {30})):
         then = measured(KEPT / commit / "continued.jsonl", event)
@@ -76,9 +70,9 @@ def test_a_run_of_an_earlier_version(project: Path, tmp_path: Path, commit: str)
 
 def test_kept_runs_hold_nothing_of_the_machine_that_made_them() -> None:
     """They are small, too, and no event files are among them."""
-    assert len(list(KEPT.iterdir())) >= 4
+    assert COMMITS
     for run in KEPT.iterdir():
         files = [file for file in run.rglob("*") if file.is_file()]
-        assert sum(file.stat().st_size for file in files) < 150_000
+        assert sum(file.stat().st_size for file in files) < 160_000
         text = b"".join(file.read_bytes() for file in files)
         assert not any(word in text for word in (b"/tmp/", b"/home/", b"/root/", b"/usr/")), run
