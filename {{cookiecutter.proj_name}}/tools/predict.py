@@ -62,23 +62,24 @@ class Predictor:
 
         Raises `UserError` that names all unreadable files.
         """
-        return [row for batch in self.run(find_files(inputs, self.trained.section()[1])) for row in batch.rows]
+        files = find_files(inputs, self.trained.section()[1])
+        rows, unreadable = list[dict[str, Any]](), list[str]()
+        for batch in self.run(files):
+            rows += batch.rows
+            unreadable += batch.unreadable
+        if unreadable:
+            raise UserError(f"{len(unreadable)} of {len(files)} files cannot be read: {in_lines(unreadable)}")
+        return rows
 
-    def run(self, files: list[str], *, skip: bool = False, pictures: bool = False) -> Iterator[Predicted]:
-        """Predict batch by batch. After a file that cannot be read, all others are only read, unless `skip` is set."""
-        broken: list[str] = []
+    def run(self, files: list[str], *, pictures: bool = False) -> Iterator[Predicted]:
+        """Predict batch by batch."""
         loader = self.loader(files)
         for (batch, reasons), (_, indices) in zip(loader, loader.keys, strict=True):
             names = [heading(files[index])["file"] for index in indices]
             unreadable = [why if names[at] in why else f"{names[at]}: {why}" for at, why in reasons.items()]
-            broken += unreadable
             good = [files[index] for at, index in enumerate(indices) if at not in reasons]
-            if skip or not broken:
-                rows, drawn = self.predict(batch, good, pictures) if good else ([], [])
-                yield Predicted(rows, drawn, unreadable)
-        if broken and not skip:
-            advice = "leave them out with --skip_unreadable, or repair or delete them"
-            raise UserError(f"{len(broken)} of {len(files)} files cannot be read; {advice}: {in_lines(broken)}")
+            rows, drawn = self.predict(batch, good, pictures) if good else ([], [])
+            yield Predicted(rows, drawn, unreadable)
 
     def loader(self, files: Sequence[Any]) -> EvaluationLoader:
         """Batches of files in their order, see `Samples`: prepared as the data of the run, read by its workers."""
@@ -209,16 +210,15 @@ def brief(row: Mapping[str, Any]) -> str:
 
 
 def main(argv: list[str]) -> int:
-    """Predict for all files, and write predictions and pictures. Returns the exit code."""
+    """Predict for all files, and write predictions and pictures. Returns the exit code: 1 if a file cannot be read."""
     setup_log()
     parser = argparse.ArgumentParser("predict.py", description=__doc__, allow_abbrev=False)
     parser.add_argument("--model_pt", required=True, help="checkpoint, or the folder of a run: its best one")
     parser.add_argument("--input", required=True, nargs="+", help="files, folders to search; of texts: lines, or -")
     parser.add_argument("--out", type=Path, help="folder to write to; by default <run>/predict, or predict_2, ...")
     parser.add_argument("--format", choices=["jsonl", "csv"], default="jsonl")
-    flag: dict[str, Any] = {"nargs": "?", "const": True, "default": False, "type": lambda word: word == "true"}
-    parser.add_argument("--pictures", **flag, metavar="true", help="draw a picture for each file")
-    parser.add_argument("--skip_unreadable", **flag, metavar="true", help="skip files that cannot be read")
+    is_true: dict[str, Any] = {"nargs": "?", "const": True, "default": False, "type": lambda word: word == "true"}
+    parser.add_argument("--pictures", **is_true, metavar="true", help="draw a picture for each file")
     options, settings = parser.parse_known_args(argv)  # all others are settings, as of evaluate.py
     predictor = Predictor(options.model_pt, *settings)
     files = find_files(options.input, predictor.trained.section()[1])
@@ -227,7 +227,7 @@ def main(argv: list[str]) -> int:
     with output_file(folder):
         folder.mkdir(parents=True, exist_ok=True)
         with atomic_file(target) as file, tqdm(total=len(files), unit="file", disable=None) as bar:
-            for batch in predictor.run(files, skip=options.skip_unreadable, pictures=options.pictures):
+            for batch in predictor.run(files, pictures=options.pictures):
                 file.write(rows_as_text(batch.rows, options.format, header=done == 0))
                 for number, (row, picture) in enumerate(zip(batch.rows, batch.pictures, strict=False), done):
                     stem = os.fsencode(Path(row["file"]).stem)[:150].decode(errors="ignore")  # a name has 255 bytes
@@ -237,11 +237,10 @@ def main(argv: list[str]) -> int:
                     print(*map(brief, batch.rows), sep="\n")
                 bar.update(len(batch.rows) + len(batch.unreadable))
     if skipped:
-        text = "{} of {} files cannot be read and are skipped: {}"
-        logger.warning(text, len(skipped), len(files), in_lines(skipped))
+        logger.error("{} of {} files cannot be read: {}", len(skipped), len(files), in_lines(skipped))
     many = "s" * (done != 1)
     logger.info("{} prediction{} of {}: {}", done, many, shown_path(predictor.trained.path), shown_path(target))
-    return 0
+    return int(bool(skipped))
 
 
 def output_folder(run: Path, out: Path | None) -> Path:

@@ -116,21 +116,17 @@ def test_a_folder_is_predicted_as_the_run_would_see_it(
 
 
 def test_files_that_cannot_be_read(run: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    """All are named, and nothing is written; on request the others are predicted."""
+    """All are named, the others are predicted, and the exit code says that it was not all."""
     for number in range(7):
         picture(tmp_path / "in" / f"{number}.png", number)
     broken = [tmp_path / "in" / f"{number}.png" for number in (1, 3, 4, 5)]
     for path in broken:
         path.write_bytes(path.read_bytes()[:-30])
     words = ["--model_pt", str(run), "--input", str(tmp_path / "in"), "--out", str(tmp_path / "out")]
-    with pytest.raises(UserError, match="4 of 7 files cannot be read; leave them out with --skip_unreadable") as error:
-        predict.main(words)
-    assert all(str(error.value).count(str(path)) == 1 for path in broken)
-    assert list((tmp_path / "out").iterdir()) == []
-    assert predict.main([*words, "--skip_unreadable"]) == 0
+    assert predict.main(words) == 1
     shown = capfd.readouterr().err
-    assert "4 of 7 files cannot be read and are skipped" in shown
-    assert all(str(path) in shown for path in broken)
+    assert "4 of 7 files cannot be read: " in shown
+    assert all(shown.count(str(path)) == 1 for path in broken)
     lines = (tmp_path / "out" / "predictions.jsonl").read_text().splitlines()
     assert [Path(json.loads(line)["file"]).name for line in lines] == ["0.png", "2.png", "6.png"]
 
@@ -230,8 +226,8 @@ def test_lines_of_text(
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / "a.txt").write_bytes("\r\n".join(lines).encode("utf-8-sig"))
     (tmp_path / "in" / "b.md").write_text("no text of ours")
-    command = ["--model_pt", str(folder), "--skip_unreadable", "--num_workers", "1", "--input"]
-    assert predict.main([*command, str(tmp_path / "in")]) == 0
+    command = ["--model_pt", str(folder), "--num_workers", "1", "--input"]
+    assert predict.main([*command, str(tmp_path / "in")]) == 1  # one line cannot be read
     rows = [json.loads(line) for line in (folder / "predict" / "predictions.jsonl").read_text().splitlines()]
     assert [(row["file"], row["text"]) for row in rows] == [(f"{tmp_path}/in/a.txt:{n}", lines[n - 1]) for n in (1, 4)]
     shown = capfd.readouterr()
