@@ -5,7 +5,6 @@ in temporary folders, `cookiecutter -f` and `copier update` in a folder that is 
 """
 
 import filecmp
-import importlib.util
 import json
 import os
 import re
@@ -49,23 +48,22 @@ CUSTOM = re.compile(
 
 
 def drop_unwanted(root, answers):
-    """Removes the files that were not chosen; of leaves also what other files say of them, see leaves.yaml."""
+    """Removes the files that were not chosen, and the list of the parts' files, leaves.yaml."""
     if answers["license"] == "none":
         (root / "LICENSE").unlink(missing_ok=True)
     if answers["ci"] == "none":
         for name in ("workflows/ci.yml", "dependabot.yml"):
             (root / ".github" / name).unlink(missing_ok=True)
         drop_empty(root / ".github" / "workflows", root / ".github")
-    prune = load(root / "tools" / "prune.py")
-    prune.prune(root, unwanted_leaves(answers, prune.read_leaves(root)))
-
-
-def load(path):
-    """Load a module of the new project that needs nothing but Python and PyYAML."""
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    table = root / "leaves.yaml"
+    if not table.is_file():  # run again
+        return
+    leaves = yaml.safe_load(table.read_text(encoding="utf-8"))
+    for name in unwanted_leaves(answers, leaves):
+        for path in {path for pattern in leaves[name]["files"] for path in root.glob(pattern) if path.is_file()}:
+            path.unlink()
+            drop_empty(*(folder for folder in path.parents if root in folder.parents))
+    table.unlink()
 
 
 def unwanted_leaves(answers, leaves):

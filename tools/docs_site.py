@@ -73,6 +73,7 @@ def write(project: Path, pages: Path, site: Path) -> None:
     for file in (project / "README.md", *sorted(project.glob("*/**/*.md"))):
         copy(file, project, pages)
     (pages / "reference").mkdir()
+    subprocess.run([sys.executable, "-m", "tools.schema"], cwd=project, capture_output=True, check=True)
     schema = json.loads((project / "configs" / "schema.json").read_text(encoding="utf-8"))
     (pages / "reference" / "keys.md").write_text(keys_page(schema), encoding="utf-8")
     (pages / "reference" / "programs.md").write_text(programs_page(project), encoding="utf-8")

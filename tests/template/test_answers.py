@@ -155,11 +155,8 @@ def expected(answers: dict[str, str]) -> set[str]:
     paths -= {"LICENSE"} if answers["license"] == "none" else set()
     paths -= {".github/workflows/ci.yml", ".github/dependabot.yml"} if answers["ci"] == "none" else set()
     paths |= {RECORD}
+    paths -= {"leaves.yaml"}
     return {re.sub(r"^custom/", f"{answers['custom_name']}/", path) for path in paths}
-
-
-# Files that leaves edit: pages, configs, and those that the table names.
-EDITED = {file for leaf in TABLE.values() for file in leaf.get("edits", {})} | {"leaves.yaml", "configs/schema.json"}
 
 
 def check_files(project: Path, answers: dict[str, str]) -> None:
@@ -183,7 +180,7 @@ def check_files(project: Path, answers: dict[str, str]) -> None:
             tomllib.loads(text)
         elif path.endswith(".py"):
             compile(text, path, "exec")
-        unchanged = path not in RENDERED | EDITED | {RECORD} and not path.endswith((".md", ".yaml"))
+        unchanged = path not in RENDERED | {RECORD}
         if unchanged and answers["custom_name"] == "custom":
             assert content == (TEMPLATE / path).read_bytes(), path
             assert file.stat().st_mode & 0o777 == (TEMPLATE / path).stat().st_mode & 0o777, path

@@ -1,4 +1,4 @@
-"""Leaves: what a project can do without comes off without a trace, and everything else works as before."""
+"""Parts: what a project can do without is whole files, and everything else works as before without them."""
 
 import ast
 import os
@@ -9,14 +9,11 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
 
 import pytest
-import yaml
 
-from support import RECORD, REPO, TABLE, TEMPLATE, Render, files, fresh
+from support import RECORD, REPO, TABLE, TEMPLATE, Render, files
 
 OPTIONAL = [name for name in TABLE if name != "examples"]
 # What the answers `parts` and `examples` can ask for: nothing, one leaf, everything, and some in between.
@@ -43,7 +40,7 @@ def test_the_table_names_what_there_is() -> None:
     owners: dict[str, str] = {}
     for name, leaf in TABLE.items():
         assert leaf["about"], name
-        assert set(leaf) <= {"about", "usual", "files", "needs", "edits", "lines", "schema"}, name
+        assert set(leaf) <= {"about", "usual", "files", "needs"}, name
         assert set(leaf.get("needs", ())) <= TABLE.keys(), name
         for pattern in leaf["files"]:
             found = [path.relative_to(TEMPLATE).as_posix() for path in TEMPLATE.glob(pattern) if path.is_file()]
@@ -57,24 +54,6 @@ def test_the_readme_lists_every_part() -> None:
     found = LIST.search((TEMPLATE / "README.md").read_text(encoding="utf-8"))
     assert found
     assert sorted(line.split()[0] for line in found[1].splitlines()) == sorted(TABLE)
-
-
-def test_every_edit_fits() -> None:
-    """After an edit of a file that a leaf touches: its text is still there, once."""
-    for name, leaf in TABLE.items():
-        for file, edits in leaf.get("edits", {}).items():
-            text = (TEMPLATE / file).read_text(encoding="utf-8")
-            for edit in edits:
-                old = edit if isinstance(edit, str) else edit[0]
-                assert text.count(old) == 1, f"{name}, {file}: {old}"
-
-
-@pytest.mark.parametrize("kept", [["ops"], ["ops", "sweep", "runs"], []], ids=["ops", "some", "none"])
-def test_the_table_keeps_the_other_leaves(render: Render, kept: list[str]) -> None:
-    """What is left of it is as it was, whatever the texts of the others hold, so that more can go later."""
-    project = render(parts=" ".join(kept) or "core")
-    left = yaml.safe_load((project / "leaves.yaml").read_text(encoding="utf-8")) or {}
-    assert left == {name: leaf for name, leaf in TABLE.items() if name in kept}
 
 
 @pytest.mark.parametrize(
@@ -94,10 +73,7 @@ def test_nothing_left_speaks_of_what_is_gone(render: Render, name: str) -> None:
     tools = {each for each in modules if each.startswith("tools.")}
     problems = []
     for path, file in there.items():
-        if (
-            not path.endswith((".md", ".sh", ".toml", ".yaml", ".yml", "Makefile", ".py", ".json"))
-            or path == "leaves.yaml"
-        ):
+        if not path.endswith((".md", ".sh", ".toml", ".yaml", ".yml", "Makefile", ".py", ".json")):
             continue
         text = file.read_text(encoding="utf-8")
         if path == "README.md":
@@ -124,72 +100,16 @@ def imported(tree: ast.Module) -> set[str]:
     return found
 
 
-@pytest.fixture
-def project(tmp_path: Path, settings: Path) -> Path:
-    """A project of its own, in git."""
-    folder = fresh(tmp_path, settings)
-    for command in ("init -q", "add -A", "-c user.name=a -c user.email=a@b commit -qm start"):
-        subprocess.run(["git", *command.split()], cwd=folder, check=True)
-    return folder
-
-
-def make_prune(project: Path, leaf: str = "") -> subprocess.CompletedProcess[str]:
-    words = ["make", "prune", f"PYTHON={sys.executable}", *([f"LEAF={leaf}"] if leaf else [])]
-    return subprocess.run(words, cwd=project, capture_output=True, text=True, check=False)
-
-
-def test_make_prune(project: Path, settings: Path, tmp_path: Path) -> None:
-    """It gives what the answer gives, but for the record of it, says what it deletes, and refuses to lose anything."""
-    listed = make_prune(project).stdout
-    assert all(f"\n{name} " in f"\n{listed}" for name in TABLE if name != "examples")
-    (project / "notes.txt").write_text("mine")
-    refused = make_prune(project, "slurm")
-    assert refused.returncode
-    assert "uncommitted changes" in refused.stderr
-    (project / "notes.txt").unlink()
-    assert "there is no leaf called slrum" in make_prune(project, "slrum").stderr
-    assert not subprocess.run(["git", "status", "--porcelain"], cwd=project, capture_output=True, check=True).stdout
-    done = make_prune(project, "slurm sweep")
-    assert done.returncode == 0
-    assert "deleted scripts/slurm.sh" in done.stdout
-    rest = " ".join(name for name in OPTIONAL if name not in ("slurm", "sweep"))
-    answered = fresh(tmp_path / "answered", settings, parts=rest)
-    left, asked = (
-        {path: file.read_bytes() for path, file in files(folder).items() if not path.startswith((".git/", RECORD))}
-        for folder in (project, answered)
-    )
-    assert left == asked
-
-
-def test_an_edited_line_is_not_guessed(project: Path) -> None:
-    """If the text that has to go is not as it was, nothing is changed, and the message names file and text."""
-    leaf, file, text = ("fsdp", *next(first_edit(TABLE["fsdp"])))
-    path = project / file
-    path.write_text(path.read_text(encoding="utf-8").replace(text, text.upper()), encoding="utf-8")
-    subprocess.run(
-        ["git", "-c", "user.name=a", "-c", "user.email=a@b", "commit", "-qam", "mine"], cwd=project, check=True
-    )
-    refused = make_prune(project, leaf)
-    assert refused.returncode
-    assert file in refused.stderr
-    assert text in refused.stderr
-    assert not subprocess.run(["git", "status", "--porcelain"], cwd=project, capture_output=True, check=True).stdout
-
-
-def test_the_table_without_a_leaf(post_gen: ModuleType) -> None:
-    """What is left of it is the entries of the others, whatever texts the removed one holds."""
-    without = post_gen.load(TEMPLATE / "tools" / "prune.py")._without_entries
-    text = (TEMPLATE / "leaves.yaml").read_text(encoding="utf-8")
-    for name in TABLE:
-        rest = yaml.safe_load(without(text, [name]))
-        assert rest == {other: leaf for other, leaf in TABLE.items() if other != name}, name
-
-
-def first_edit(leaf: dict[str, dict[str, list[str | list[str]]]]) -> Iterator[tuple[str, str]]:
-    """Files with code and a text that goes from them with a leaf."""
-    for file, edits in leaf.get("edits", {}).items():
-        if file.endswith(".py"):
-            yield file, edits[0] if isinstance(edits[0], str) else edits[0][0]
+@pytest.mark.parametrize("name", ["ema", "slurm"])
+def test_to_delete_the_files_is_all(render: Render, name: str) -> None:
+    """It leaves what the answer without the part gives, byte for byte, but for the record of the answer."""
+    rest = " ".join(other for other in OPTIONAL if other not in (name, "sweep"))
+    with_it, without = (files(render(parts=parts)) for parts in (f"{rest} {name}", rest))
+    paths = (path for pattern in TABLE[name]["files"] for path in TEMPLATE.glob(pattern))
+    gone = {path.relative_to(TEMPLATE).as_posix() for path in paths}
+    assert with_it.keys() - gone == without.keys()
+    for path in without.keys() - {RECORD}:
+        assert with_it[path].read_bytes() == without[path].read_bytes(), path
 
 
 def test_what_the_answer_refuses(tmp_path: Path, settings: Path) -> None:

@@ -87,40 +87,21 @@ def render(template: Path, folder: Path, answers: Mapping[str, str], address: st
         raise CannotAdd(f"the template could not be rendered:\n{done.stdout}{done.stderr}".strip())
 
 
+def files_of(root: Path, part: Mapping[str, Any], package: str) -> list[Path]:
+    """List the files of a part; the project's own package may have another name than the template's."""
+    patterns = [re.sub(r"^custom/", f"{package}/", pattern) for pattern in part["files"]]
+    return sorted({path for pattern in patterns for path in root.glob(pattern) if path.is_file()})
+
+
 def parts_here(root: Path, table: Mapping[str, Any], package: str) -> list[str]:
-    """List the parts of which the project has files; its own package may have another name than the template's."""
-    found = []
-    for name, part in table.items():
-        patterns = [re.sub(r"^custom/", f"{package}/", pattern) for pattern in part["files"]]
-        if any(list(root.glob(pattern)) for pattern in patterns):
-            found.append(name)
-    return found
+    """List the parts of which the project has files."""
+    return [name for name, part in table.items() if files_of(root, part, package)]
 
 
 def answered(answers: Mapping[str, str], parts: Sequence[str]) -> dict[str, str]:
     """Return the answers that ask for exactly these parts."""
     names = [name for name in parts if name != "examples"]
     return {**answers, "parts": " ".join(names) or "core", "examples": "all" if "examples" in parts else "none"}
-
-
-def merge(root: Path, old: Path, new: Path) -> tuple[list[str], list[str]]:
-    """Bring into a project what `new` has and `old` has not. Returns the files added, and those to look at."""
-    added, open_questions = [], []
-    for file in sorted(path for path in new.rglob("*") if path.is_file()):
-        name = file.relative_to(new)
-        mine, before = root / name, old / name
-        if before.is_file():
-            if not mine.is_file() or before.read_bytes() == file.read_bytes() or str(name) in RECORDS:
-                continue  # the owner has deleted it, or the part says nothing in it
-            if git(root, "merge-file", "--quiet", str(mine), str(before), str(file)).returncode:
-                open_questions.append(f"{name}: both you and the part change it; look for <<<<<<<")
-        elif mine.exists():
-            open_questions.append(f"{name}: kept as it is, though the part has a file of that name")
-        else:
-            mine.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(file, mine)
-            added.append(str(name))
-    return added, open_questions
 
 
 def record(root: Path, answers: Mapping[str, str], names: Sequence[str]) -> None:
@@ -154,7 +135,8 @@ def add(root: Path, names: Sequence[str]) -> int:
     with tempfile.TemporaryDirectory() as temporary:
         template = template_at(root, Path(temporary, "template"), address, commit)
         table = yaml.safe_load((project_in(template) / "leaves.yaml").read_text(encoding="utf-8"))
-        here = parts_here(root, table, answers["custom_name"])
+        package = answers["custom_name"]
+        here = parts_here(root, table, package)
         absent = {name: part["about"] for name, part in table.items() if name not in here}
         listed = "\n".join(f"  {name:<12} {about}" for name, about in absent.items()) or "  nothing: all parts are here"
         if not names:
@@ -165,14 +147,18 @@ def add(root: Path, names: Sequence[str]) -> int:
                 raise CannotAdd(f"{name} is here already: {table[name]['about']}")
             if name not in absent:
                 raise CannotAdd(f"there is no part called {name}. These can be added:\n{listed}")
-        render(template, Path(temporary, "old"), answered(answers, here), address)
-        render(template, Path(temporary, "new"), answered(answers, [*here, *names]), address)
-        added, open_questions = merge(root, Path(temporary, "old"), Path(temporary, "new"))
+        new = Path(temporary, "new")
+        render(template, new, answered(answers, [*here, *names]), address)
+        for name in parts_here(new, table, package):
+            for file in [] if name in here else files_of(new, table[name], package):
+                mine = root / file.relative_to(new)
+                if mine.exists():
+                    print(f"kept {mine.relative_to(root)}, though the part has a file of that name")
+                    continue
+                mine.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy2(file, mine)
+                print(f"added {mine.relative_to(root)}")
     record(root, answers, names)
-    for path in added:
-        print(f"added {path}")
-    for question in open_questions:
-        print(f"look at {question}")
     print(f"\nAdded {', '.join(names)}. `git status` shows what changed; `make lint test` checks the project.")
     return 0
 

@@ -29,8 +29,7 @@ from custom.config import Config
 
 Rule = dict[str, Any]
 
-_HEADER = """yaml-language-server: $schema=schema.json
-Every key of the core with its default, as the config classes have it.
+_HEADER = """Every key of the core with its default, as the config classes have it.
 Your own configs begin with "$BASE: default.yaml" and contain only the differences.
 """
 _CHECKSUM = "# Checksum of what was written, to notice edits: "
