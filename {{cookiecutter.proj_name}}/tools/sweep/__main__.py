@@ -10,18 +10,16 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Sequence
-from typing import Any
 
 from common.base.errors import UserError
 from common.base.files import write_text
 from common.config import ConfigError, Problem, Resolved, dump, option_value
 from common.monitor.log import setup_log
 from common.run.paths import PROJECT, RunPaths
-from common.run.status import read_status
 from cli.program import run
 from cli.stored_config import train_config
 from tools.sweep.runs import SweepFolder, devices, run_trials
-from tools.sweep.space import SPEC, Range, Trial, draw, grid, read_space, run_name
+from tools.sweep.space import SPEC, Trial, draw, grid, read_space, run_name
 from custom.config import Config
 
 SLURM = PROJECT / "scripts" / "slurm.sh"
@@ -89,9 +87,10 @@ def plan(options: argparse.Namespace) -> list[Trial]:
             raise UserError(f"{key} is among the values to try, and also set for all runs (--{key} {value}); keep one")
     trials, problems = list[Trial](), dict[str, Problem]()
     for item in values:
-        trials.append(Trial(run_name(item, [trial.name for trial in trials]), item))
+        trial = Trial(run_name(item, [trial.name for trial in trials]), item)
+        trials.append(trial)
         try:
-            read_config(options, *trials[-1].words, f"--name={trials[-1].name}", "--resume=auto")
+            trial.config = read_config(options, *trial.words, f"--name={trial.name}", "--resume=auto").values
         except ConfigError as error:
             problems |= {str(problem): problem for problem in error.problems}
     if problems:
@@ -109,7 +108,7 @@ def submit(options: argparse.Namespace, folder: SweepFolder, waiting: Sequence[T
     for number, trial in zip(numbers, waiting, strict=True):
         if trial.state != "running":
             folder.clear(trial)
-        write_text(trials / f"{number}.yaml", dump(read_config(options, *trial.words).values))
+        write_text(trials / f"{number}.yaml", dump(trial.config))
     write_text(trials / "names.json", json.dumps(numbers))
     array = ",".join(numbers) + (f"%{options.jobs}" if options.jobs > 1 else "")
     words = [f"--slurm.names={trials}/names.json", f"--slurm.array={array}", *options.slurm]
@@ -126,23 +125,13 @@ def main(argv: list[str]) -> int:
     """Run or continue a sweep. Returns the exit code: 1 if a run failed, 130 after Ctrl-C."""
     setup_log("WARNING")
     options = read_command(argv)
-    base = read_config(options)
-    config, trials = base.config, plan(options)
+    config = read_config(options).config
+    trials = plan(options)
     root = RunPaths.for_run(config.dir, options.name or f"{config.name}_sweep", PROJECT).root
-    space: dict[str, Any] = {
-        key: item._asdict() if isinstance(item, Range) else item for key, item in options.values.items()
-    }
-    if options.trials:
-        space["seed"] = options.seed
     slots = devices(config.gpu_ids, options.jobs)
     _, words = split_words(options.words, "--dir.runs_dir", *(["--gpu_ids"] if slots[0] else []))
     words = [f"--config={options.config}", *words]
-    with SweepFolder(root, space, base.values, shlex.join(["python", "-m", "tools.sweep", *argv])) as folder:
-        folder.trials = trials
-        for trial in trials:  # in the state that their runs say they are in
-            status = read_status(folder.run(trial)) or {"state": "waiting", "reason": ""}
-            trial.state, trial.reason = status["state"], status["reason"]
-        folder.write()
+    with SweepFolder(root, trials, shlex.join(["python", "-m", "tools.sweep", *argv])) as folder:
         waiting = [trial for trial in trials if trial.state != "finished"]
         print(f"sweep {root}: {len(trials)} runs, {len(trials) - len(waiting)} of them finished")
         if options.slurm is not None:

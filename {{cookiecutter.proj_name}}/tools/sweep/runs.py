@@ -1,12 +1,11 @@
-"""The runs of a sweep: their folder and its record; started, watched and stopped, a few at a time."""
+"""The runs of a sweep: their folder; started, watched and stopped, a few at a time."""
 
-import json
 import os
 import shutil
 import signal
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -16,15 +15,15 @@ from typing import Any
 import torch
 
 from common.base.errors import UserError
-from common.base.files import write_text
 from common.base.process import available_cores, die_with_parent
 from common.checkpoint.fingerprint import changes
+from common.config import resolve
 from common.run.lock import FolderLock
 from common.run.paths import PROJECT, RunPaths
 from common.run.status import read_status
 from tools.sweep.space import Trial
+from custom.config import Config
 
-FILE = "sweep.json"
 # Settings that may change while a sweep is under way: its runs stay comparable.
 _FREE = (
     "name", "allow_changes", "gpu_ids", "num_workers", "dir.*", "monitor.*", "profile.*", "checkpoint.*",
@@ -35,32 +34,23 @@ _POLL_S = 0.1
 
 
 class SweepFolder:
-    """The folder of a sweep: its runs, and `sweep.json` with the space and the config.
-
-    One process at a time may use it.
+    """The folder of a sweep, with its runs. One process at a time may use it.
 
     Attributes:
         command: continues the sweep; for messages.
     """
 
-    def __init__(self, root: Path, space: Mapping[str, Any], base: Mapping[str, Any], command: str) -> None:
-        """Open or create the folder.
-
-        Args:
-            space: what is tried, as plain data.
-            base: the config without the values to try.
+    def __init__(self, root: Path, trials: Sequence[Trial], command: str) -> None:
+        """Open or create the folder, and read how far its runs are.
 
         Raises:
-            UserError: another process uses it, it is a run's folder, or belongs to another space or config.
+            UserError: another process uses it, it is a run's folder, or a run in it has other settings.
         """
-        self.root, self.command = root, command
+        self.root, self.trials, self.command = root, trials, command
         if (root / "run.json").exists():
             raise UserError(f"{root} is the folder of a run; give the sweep another --name")
-        self._about = {"space": dict(space), "config": dict(base)}
-        self.trials: list[Trial] = []
-        if (root / FILE).exists():
-            stored = json.loads((root / FILE).read_text())
-            self._check_same(stored["space"], stored["config"])
+        for trial in trials:
+            self._read(trial)
         root.mkdir(parents=True, exist_ok=True)
         self._lock = FolderLock.take(root / "sweep.lock")
 
@@ -70,20 +60,17 @@ class SweepFolder:
     def __exit__(self, *error: object) -> None:
         self._lock.release()
 
-    def _check_same(self, old: Mapping[str, Any], config: Mapping[str, Any]) -> None:
-        swept = {*old, *self._about["space"]}
-        free = (*_FREE, *swept, *(f"{key}.*" for key in swept))
-        settings = [item for item in changes(config, self._about["config"]) if not item.matches(free)]
-        if changed := [*changes(old, self._about["space"]), *settings]:
-            shown = "\n".join(f"  {item.key}: {item.old} in the folder, {item.new} now" for item in changed)
-            raise UserError(
-                f"{self.root} holds a sweep of the same name that differs from this one:\n{shown}\n"
-                "give this sweep another --name, or use the values of the first to continue it"
-            )
-
-    def write(self) -> None:
-        """Write `sweep.json`."""
-        write_text(self.root / FILE, json.dumps(self._about, indent=1) + "\n")
+    def _read(self, trial: Trial) -> None:
+        run = self.run(trial)
+        status = read_status(run)
+        if status is None:
+            return
+        trial.state, trial.reason = status["state"], status["reason"]
+        stored = resolve(Config, [run.config_file]).values
+        changed = [item.arrow for item in changes(stored, trial.config) if not item.matches(_FREE)]
+        if changed:
+            shown = "\n  ".join(["was trained with other settings:", *changed])
+            raise UserError(f"{run.root} {shown}\ngive this sweep another --name, or use the earlier settings")
 
     def run(self, trial: Trial) -> RunPaths:
         """Return the paths of the run of a trial."""

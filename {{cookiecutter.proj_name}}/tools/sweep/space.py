@@ -5,9 +5,9 @@ import math
 import random
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import product
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from common.base.errors import UserError
 from tools.runs.compare import short_names
@@ -61,12 +61,14 @@ class Trial:
     Attributes:
         name: of the run and its folder.
         values: what it is trained with, by dotted key, as written on a command line.
+        config: all settings, as plain data.
         state: waiting, running, stopped, failed or finished.
         reason: why it failed or stopped.
     """
 
     name: str
     values: dict[str, str]
+    config: dict[str, Any] = field(default_factory=dict)
     state: str = "waiting"
     reason: str = ""
 
