@@ -76,25 +76,6 @@ def test_a_mean_over_words_of_two_processes(runs: Runs) -> None:
         assert one == pytest.approx(two, rel=1e-12)
 
 
-class Late(ClassificationTask):
-    """Nothing is trained before the fourth step."""
-
-    def rate(self, group: str) -> float:
-        assert group == "all"
-        return 0.0 if self.at.step < 3 else 0.5
-
-
-def test_a_group_that_stands_still(runs: Runs) -> None:
-    """No decay and no moments; then the rate of the config times the task's."""
-    given = [*of(f"{HERE}.Late"), *PLAIN, "--optim.weight_decay", "0.5", "--progress.log_every", "1"]
-    start = load(runs.train(*given, "--progress.max_steps", "1", name="one"))["model"]
-    still = load(runs.train(*given, "--progress.max_steps", "3", name="three"))
-    assert same(start, still["model"]) and still["optimizer"]["state"] == {}
-    folder = runs.train(*given, "--progress.max_steps", "4", name="four")
-    assert not same(start, load(folder)["model"])
-    assert [entry["values"]["lr"] for entry in metrics(folder, "train")] == [0.0, 0.0, 0.0, 0.0005]
-
-
 class Noisy(Plain):
     """Draws numbers in evaluation too, as a model of diffusion does."""
 

@@ -25,7 +25,6 @@ from common.model.warm_up import warm_up_ddp
 from common.monitor.meter import Meter
 from common.optim import Clip, needs_closure
 from common.optim.clip import gradient_norm
-from common.optim.groups import group_name
 from common.progress import Position
 from common.task import Task
 
@@ -63,7 +62,6 @@ class OptimizerStep:
 
     Attributes:
         updates: the prepared updates by name; an update that was not due yet is missing.
-        rate: the task's factors of the learning rates (`Task.rate`); None if the task defines none.
         grad_norm: norm of the last update's gradients before clipping; None without clipping.
         in_parts: whether every micro-batch is a part of its own, see `_part`.
     """
@@ -93,7 +91,6 @@ class OptimizerStep:
         if self.guard is not None and self.needs_closure:
             raise UserError(f"optim.bad_steps: {type(optimizer).__name__} changes weights before a step can be judged")
         # Methods that a task does not override are not called in the loop.
-        self.rate = None if type(task).rate is Task.rate else task.rate
         self.count = None if type(task).count is Task.count else task.count
         self.after_step = None if type(task).after_step is Task.after_step else task.after_step
         self.autocast = self.precision.autocast if self.precision.mode in ("bf16", "fp16") else nullcontext
@@ -164,8 +161,8 @@ class OptimizerStep:
         if update.is_new:
             update.is_new = False
             warn_of_unused(self.task, update.trained)
-        if update.others or self.rate is not None:
-            self._clear_gradients(update)
+        for parameter in update.others:  # they must not change in this step: the optimizer skips them
+            parameter.grad = None
         if self.scaler is not None:
             self.scaler.unscale_(self.optimizer)
         if self.clip is not None:
@@ -249,16 +246,6 @@ class OptimizerStep:
     def norm(self) -> Tensor:
         """Return the norm of the last update's gradients before clipping, or of all if nothing is clipped."""
         return gradient_norm(self.parameters) if self.grad_norm is None else self.grad_norm
-
-    def _clear_gradients(self, update: TaskUpdate) -> None:
-        """Clear the gradients of parameters that must not change in this step; the optimizer then skips them."""
-        for parameter in update.others:
-            parameter.grad = None
-        if self.rate is not None:
-            for group in self.optimizer.param_groups:
-                if self.rate(group_name(group)) == 0:
-                    for parameter in group["params"]:
-                        parameter.grad = None
 
     def _count(self, step: Step, count_of: Callable[[Any], int | None]) -> list[tuple[float, int]]:
         """For every micro-batch: its weight in the step's mean loss, and the number of items that it averages over."""

@@ -151,10 +151,6 @@ class Task(ModelHolder, ABC):
         """Parameter groups with their own learning rate or weight decay; the config groups all other parameters."""
         return ()
 
-    def rate(self, group: str) -> float:
-        """Scale the learning rate of a parameter group in this step; 0: its parameters do not change at all."""
-        return 1.0
-
     def measure(self, batch: Any) -> tuple[Any, Losses]:
         """Run the model on an evaluation batch. Returns its output and its losses."""
         output = self.output(batch)

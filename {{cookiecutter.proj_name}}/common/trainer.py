@@ -239,7 +239,7 @@ class Trainer:
         self.step = step
         if self.stage.changes:
             self.stage.enter_if_due(self)
-        self.schedule.step(before.step - self.stage.start, self.optimizer_step.rate)
+        self.schedule.step(before.step - self.stage.start)
 
     def log(self, step: Step) -> None:
         """Write a log line and its scalars. Only logged steps wait for the device."""

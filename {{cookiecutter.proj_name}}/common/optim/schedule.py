@@ -16,7 +16,6 @@ from common.config import Problem, section
 from common.config.arguments import check_arguments, fit_arguments, parameter_names
 from common.config.registry import SCHEDULE_REGISTRY, Registered, file_of
 from common.optim.factors import Plateau
-from common.optim.groups import group_name
 from common.progress import EpochInterval, Interval
 
 
@@ -91,16 +90,11 @@ class Schedule:
         rise = self._start + (1.0 - self._start) * (step + 1) / (self._warmup + 1)
         return rise * self._factor(0)
 
-    def step(self, step: int, rate: Callable[[str], float] | None = None) -> None:
-        """Set the learning rates for optimizer step `step`. Call it before that step.
-
-        `rate` returns another factor, by group name; the part of a group without weight decay counts as that group.
-        """
+    def step(self, step: int) -> None:
+        """Set the learning rates for optimizer step `step`. Call it before that step."""
         factor = self.factor(step)
         for group, base in zip(self._optimizer.param_groups, self._base, strict=True):
             group["lr"] = base * factor
-            if rate is not None:
-                group["lr"] *= rate(group_name(group))
 
     def after_validation(self, value: float | None) -> None:
         """Pass on a validation result, the same on every rank, to a schedule that depends on it."""

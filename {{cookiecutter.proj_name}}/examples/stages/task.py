@@ -11,20 +11,17 @@ from examples.stages.model import TwoParts
 
 
 class StagesTask(Task):
-    """The stage is a function of the epoch, so a resumed run is always in the right one.
+    """The stages are in the config.
 
     Args:
-        head_epochs: epochs in which only the head is trained.
-        backbone: factor of the backbone's learning rate from then on.
+        backbone: factor of the backbone's learning rate.
     """
 
     model: TwoParts
 
-    def __init__(
-        self, model: TwoParts, loss: LossFactory, metric: MetricFactory, head_epochs: int = 3, backbone: float = 0.3
-    ) -> None:
+    def __init__(self, model: TwoParts, loss: LossFactory, metric: MetricFactory, backbone: float = 0.3) -> None:
         super().__init__(model, loss, metric)
-        self.head_epochs, self.backbone = head_epochs, backbone
+        self.backbone = backbone
 
     def output(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
         """Returns `logits` (B, classes)."""
@@ -32,10 +29,4 @@ class StagesTask(Task):
 
     def groups(self) -> Iterator[Group]:
         """Give the backbone a rate of its own; the head has that of the config."""
-        yield Group("backbone", list(self.model.backbone.parameters()))
-
-    def rate(self, group: str) -> float:
-        """Freeze a group by the rate 0: no decay, no moments."""
-        if group != "backbone":
-            return 1.0
-        return 0.0 if self.at.epoch < self.head_epochs else self.backbone
+        yield Group("backbone", list(self.model.backbone.parameters()), lr=self.backbone)

@@ -10,7 +10,8 @@ from tests.examples.runs import distance, trained
 EXAMPLE = "stages/config"
 SMALL = [
     "--debug.max_samples", "128", "--model.width", "8", "--optim.lr_scheduler", "{type: constant, warmup: 0}",
-    "--progress.epoch_eval", "-1", "--task.head_epochs", "2", "--dataset.train.until_epoch", "3",
+    "--progress.epoch_eval", "-1", "--stages", "[{until: 2, freeze: [backbone.*]}, {}]",
+    "--dataset.train.until_epoch", "3",
 ]  # fmt: skip
 
 
