@@ -10,7 +10,6 @@ from common.build import build_parts
 from common.config.registry import import_path
 from common.failure.program import exit_process, report_errors
 from common.monitor.log import setup_log
-from common.monitor.profile import record_profile
 from common.run.paths import PROJECT
 from common.run_context import managed_run
 from common.trainer import Trainer
@@ -37,8 +36,7 @@ def main(argv: list[str]) -> int:
         log_start(config, trainer, run)
         with around(run, trainer):
             try:
-                with record_profile(config.profile, run.paths.root, run.monitor, run.rank):
-                    outcome = trainer.train()
+                outcome = trainer.train()
             except KeyboardInterrupt:
                 log_end(trainer, None)
                 raise

@@ -41,7 +41,7 @@ def measured(file: Path, event: str) -> dict[int, Any]:
 @pytest.mark.slow
 @pytest.mark.parametrize("commit", COMMITS)
 def test_a_run_of_an_earlier_version(project: Path, tmp_path: Path, commit: str) -> None:
-    """It is listed, looked into, evaluated, used to predict, exported, repeated and continued, with the same numbers."""
+    """It is listed, looked into, evaluated, used to predict, exported, repeated and continued: the same numbers."""
     shutil.copytree(KEPT / commit, project / RUN, ignore=shutil.ignore_patterns("continued.jsonl"))
     best = str(RUN / "checkpoints" / "best.pt")
     before = measured(KEPT / commit / "metrics.jsonl", "val")[20]

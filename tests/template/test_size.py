@@ -13,13 +13,13 @@ from support import REPO, TEMPLATE, Render
 # Tokens of code, without comments and docstrings; lines are free, so write plain ones. "own": all Python but tests and
 # examples; "files": of any kind. Each number: the limit, which is what was reached and may only fall, and the aim.
 SIZE = {
-    ("core", "own"): (104_563, 75_000),
-    ("core", "tests"): (43_253, 32_000),
-    ("core", "files"): (246, 170),
-    ("usual", "own"): (132_279, 105_000),
+    ("core", "own"): (104_215, 75_000),
+    ("core", "tests"): (43_064, 32_000),
+    ("core", "files"): (245, 170),
+    ("usual", "own"): (132_273, 105_000),
     ("usual", "tests"): (62_257, 56_000),
-    ("all", "own"): (168_015, 160_000),
-    ("all", "tests"): (80_165, 74_000),
+    ("all", "own"): (167_785, 160_000),
+    ("all", "tests"): (80_153, 74_000),
 }
 WORDS = {
     "README of the project": (1_800, 1_800),

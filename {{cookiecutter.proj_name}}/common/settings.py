@@ -23,7 +23,6 @@ from common.evaluation.loss import LossSections, measured_losses
 from common.evaluation.metric import MetricSections
 from common.model import PrepareConfig
 from common.monitor import MonitorConfig
-from common.monitor.profile import ProfileConfig
 from common.optim import OptimConfig
 from common.optim.gradients import DebugConfig
 from common.optim.precision import PrecisionConfig
@@ -100,7 +99,6 @@ class RunConfig:
         list[str], Field(description="module:function, each called with the trainer before training starts")
     ] = field(default_factory=list)
     monitor: MonitorConfig = field(default_factory=MonitorConfig)
-    profile: ProfileConfig = field(default_factory=ProfileConfig)
 
     def problems(self) -> Iterator[Problem]:
         """Rules that involve several sections; each section checks its own keys."""

@@ -17,6 +17,7 @@ KEYS = {
     "optim.bad_steps": "bad_steps",
     "optim.ema": "ema",
     "prepare.fsdp": "fsdp",
+    "profile": "profile",
     "speed": "speed",
     "stages": "stages",
 }

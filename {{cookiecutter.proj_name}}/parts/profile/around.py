@@ -2,33 +2,25 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
-from typing import Annotated
 
 import torch
 from loguru import logger
-from pydantic import Field
 
-from common.config import section
-from common.distributed import Rank
-from common.monitor import Monitor
-
-
-@section
-class ProfileConfig:
-    """A trace of some training steps, profile.json in the run's folder, and a table of their operators in the log."""
-
-    steps: Annotated[int, Field(ge=0, description="optimizer steps to record with torch.profiler; 0: none")] = 0
-    wait: Annotated[int, Field(ge=1, description="steps to train before that; the first ones are not typical")] = 10
+from common.run_context import RunContext
+from common.trainer import Trainer
+from parts.profile.config import ProfileConfig
 
 
 @contextmanager
-def record_profile(config: ProfileConfig, folder: Path, monitor: Monitor, rank: Rank) -> Iterator[None]:
+def around(run: RunContext, trainer: Trainer) -> Iterator[None]:
     """Record some of the steps that are trained in this block, in the main process."""
+    config: ProfileConfig = trainer.config.profile  # type: ignore[attr-defined]  # which this part adds
+    monitor, rank = run.monitor, run.rank
     if not (config.steps and rank.is_main):
         yield
         return
-    file, after_step = folder / "profile.json", monitor.after_step
+    file = run.paths.root / "profile.json"
+    after_step = monitor.after_step
 
     def write(profile: torch.profiler.profile) -> None:
         after_step.remove(step)

@@ -1,0 +1,1 @@
+"""A trace of some training steps by torch.profiler."""
