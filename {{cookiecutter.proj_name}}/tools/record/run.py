@@ -9,10 +9,9 @@ import os
 import shlex
 import signal
 import sys
-import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from subprocess import DEVNULL, STDOUT, Popen
 from typing import Any
@@ -40,12 +39,10 @@ class Record:
     Attributes:
         ranks: of each process: its rows by (step, kind, name), in order of events; of a repeated step, the last ones.
         run: the folder of the run.
-        seconds: how long the last start took.
     """
 
     ranks: list[dict[Key, Row]]
     run: Path
-    seconds: float = 0.0
 
     @property
     def steps(self) -> int:
@@ -102,7 +99,7 @@ def train(
     Raises:
         UserError: the exit code is not 0; with the last lines of its output.
     """
-    started, output, record = time.monotonic(), record / "output.txt", record.resolve()
+    output, record = record / "output.txt", record.resolve()
     record.mkdir(parents=True, exist_ok=True)
     given, problems = read_options(words)
     if problems:
@@ -116,7 +113,7 @@ def train(
     variables = {**env, **settings, "PYTHONPATH": os.pathsep.join(filter(None, folders))}
     run_program(command, output, cwd=project, codes=() if signal else (0,), **variables)
     run = project / str(options["--dir.runs_dir"]) / str(options["--name"])
-    return replace(read(record, run), seconds=time.monotonic() - started)
+    return read(record, run)
 
 
 def plugins_of(project: Path, options: Mapping[str, str | None]) -> list[str]:

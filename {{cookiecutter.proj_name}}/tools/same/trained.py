@@ -39,7 +39,6 @@ def compare_trained(
         return train(projects[side], [*place, *words], folder / record, step=step)
 
     a = trained(0, "first_a")
-    say(f"A took {a.seconds:.0f} s; about {a.seconds:.0f} s more for B, and {2 * a.seconds:.0f} s if they differ")
     b = trained(1, "first_b")
     tensors = sum(key in after for before, after in zip(a.ranks, b.ranks, strict=False) for key in before)
     compared = f"{min(a.steps, b.steps)} steps, {tensors:,} tensors"

@@ -129,10 +129,7 @@ def replay(segment: Segment, folder: Path) -> tuple[Rows, State]:
     file = folder / "config.yaml"
     output = folder / "output.txt"
     write_text(file, dump(replay_config(segment, folder)))
-    speeds = [row["values"]["step_seconds"] for row in segment.rows if row["event"] == "speed"]
-    seconds = sum(speeds) / max(1, len(speeds)) * (segment.last - segment.first)
-    text = f"replays steps {segment.first + 1} to {segment.last}: about {seconds:.0f} s, and its start and evaluations"
-    print(f"{text}; log: {output}", flush=True)
+    print(f"replays steps {segment.first + 1} to {segment.last}; log: {output}", flush=True)
     saves = [str(row["step"]) for row in segment.rows if "weights" in row]
     variables = {**segment.attempt["environment"], "OMP_NUM_THREADS": str(segment.attempt["cpu_threads"])}
     command = [sys.executable, str(PROJECT / "train.py"), "--config", str(file)]
