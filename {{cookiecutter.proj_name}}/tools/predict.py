@@ -17,7 +17,7 @@ from tqdm import tqdm
 
 from common.base.context import error_context
 from common.base.errors import UserError
-from common.base.files import FilesBelow, atomic_file, output_file
+from common.base.files import FilesBelow, atomic_file, output_file, unused_path
 from common.base.text import plain
 from common.config.problem import shown_path
 from common.data.from_files import build_files, reader_of
@@ -215,14 +215,16 @@ def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser("predict.py", description=__doc__, allow_abbrev=False)
     parser.add_argument("--model_pt", required=True, help="checkpoint, or the folder of a run: its best one")
     parser.add_argument("--input", required=True, nargs="+", help="files, folders to search; of texts: lines, or -")
-    parser.add_argument("--out", type=Path, help="folder to write to; by default <run>/predict, or predict_2, ...")
+    parser.add_argument("--out", type=Path, help="folder to write to; by default <run>/predict, or predict-2, ...")
     parser.add_argument("--format", choices=["jsonl", "csv"], default="jsonl")
     is_true: dict[str, Any] = {"nargs": "?", "const": True, "default": False, "type": lambda word: word == "true"}
     parser.add_argument("--pictures", **is_true, metavar="true", help="draw a picture for each file")
     options, settings = parser.parse_known_args(argv)  # all others are settings, as of evaluate.py
     predictor = Predictor(options.model_pt, *settings)
     files = find_files(options.input, predictor.trained.section()[1])
-    folder = output_folder(RunPaths.of_checkpoint(predictor.trained.path).root, options.out)
+    folder = options.out or unused_path(RunPaths.of_checkpoint(predictor.trained.path).root / "predict")
+    for earlier in folder.glob("predictions.*"):
+        raise UserError(f"--out {folder} has {earlier.name} already; name another folder, or delete that file")
     target, skipped, done = folder / f"predictions.{options.format}", list[str](), 0
     with output_file(folder):
         folder.mkdir(parents=True, exist_ok=True)
@@ -241,17 +243,3 @@ def main(argv: list[str]) -> int:
     many = "s" * (done != 1)
     logger.info("{} prediction{} of {}: {}", done, many, shown_path(predictor.trained.path), shown_path(target))
     return int(bool(skipped))
-
-
-def output_folder(run: Path, out: Path | None) -> Path:
-    """Return where to write: `out`, or the first of predict, predict_2, ... in the run's folder without predictions.
-
-    Raises:
-        UserError: `out` has predictions already.
-    """
-    if out is None:
-        folders = (run / f"predict_{number}".removesuffix("_1") for number in itertools.count(1))
-        return next(folder for folder in folders if not any(folder.glob("predictions.*")))
-    for earlier in out.glob("predictions.*"):
-        raise UserError(f"--out {out} has {earlier.name} already; name another folder, or delete that file")
-    return out

@@ -88,22 +88,13 @@ def mode(run: RunFiles) -> str:
         below = sum(value < run.best["value"] for value in values)
         if above != below:
             return "min" if above > below else "max"
-    return _mode_by_class(run, metric)
-
-
-def _mode_by_class(run: RunFiles, name: str) -> str:
-    parts = name.split(".")
-    if "loss" in parts or any(key.split(".")[1] in parts for key in run.config if key.startswith("loss.")):
+    if "loss" in metric.split("."):
         return "min"
-    from common.evaluation.best import metric_directions  # imports PyTorch
-    import custom  # noqa: F401 - says where the classes are
+    from common.config import resolve  # imports PyTorch
+    from custom.config import Config
 
-    metrics = {key.split(".")[1] for key in run.config if key.startswith("metric.")}
-    kinds = {metric: {"type": run.config.get(f"metric.{metric}.type", metric)} for metric in metrics}
-    for metric, better in metric_directions(kinds).items():
-        if metric in parts:
-            says = better if not isinstance(better, dict) else better.get(name.partition(f"{metric}.")[2])
-            return "min" if says is False else "max"
+    with suppress(UserError):  # it has been trained by other code
+        return resolve(Config, [RunPaths(run.path).config_file]).config.best_mode
     return "max"
 
 

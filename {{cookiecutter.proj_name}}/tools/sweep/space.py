@@ -1,6 +1,5 @@
 """The values that a sweep tries: choices and ranges, and the trials made of them."""
 
-import hashlib
 import math
 import random
 import re
@@ -136,7 +135,6 @@ def run_name(values: Mapping[str, str], taken: Sequence[str] = ()) -> str:
     """Return a folder's name such as `lr=1e-2_width=16`, unlike those that are `taken`."""
     short = short_names(list(values))
     name = re.sub(r"[^\w.=+,-]+", "-", "_".join(f"{short[key]}={value}" for key, value in values.items()))
-    if len(name) > 100:
-        name = f"{name[:90]}_{hashlib.sha256(name.encode()).hexdigest()[:8]}"
+    name = name[:100]
     names = (name if number == 1 else f"{name}_{number}" for number in range(1, len(taken) + 2))
     return next(free for free in names if free not in taken)
