@@ -93,7 +93,6 @@ def test_lengths_made_for_a_long_run(runs: Runs, tmp_path: Path, schedule: str) 
         f"optim: {{accumulate: 4, lr_scheduler: {{type: {schedule}, warmup: 20, lr_steps: [30, 60]}}}}\n"
         "early_stop: {patience: 1}\n"
         "progress: {epoch: 100, max_steps: 100000, epoch_val: 0.1epoch, epoch_eval: 1000step, log_every: 3epoch}\n"
-        "checkpoint: {keep_every: 10epoch}\n"
     )
     folder = debugged(runs, path)
     log = (folder / "train.log").read_text()

@@ -36,7 +36,7 @@ from common.optim import Clip, build_optimizer
 from common.optim.average import Average, build_average
 from common.optim.gradients import log_gradients
 from common.optim.schedule import Schedule
-from common.progress import Interval, Outcome, Position, TrainState, Triggers, resumed_position, total_steps
+from common.progress import Outcome, Position, TrainState, Triggers, resumed_position, total_steps
 from common.run_context import RunContext
 from common.settings import RunConfig
 from common.stage import WholeRun, build_stage
@@ -104,8 +104,7 @@ class Trainer:
         self.average = build_average(config.optim, self.task, config.best.metric)
         self.monitor.unit = self.task.unit
 
-        keep_every = Interval.parse(config.checkpoint.keep_every, "step").in_steps(steps_per_epoch)
-        folder = CheckpointFolder(self.paths.checkpoints, config.checkpoint.keep, keep_every)
+        folder = CheckpointFolder(self.paths.checkpoints, config.checkpoint.keep)
         self.saver = Saver(folder, config.checkpoint, self.rank)
         self.scaled = ScaledSteps(precision, self.saver)
         self.read = read_data(parts.deciding_data()) if self.rank.is_main else {}

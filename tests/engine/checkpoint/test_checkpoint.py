@@ -90,12 +90,12 @@ def test_all_damaged_is_an_error_and_no_fresh_start(runs: Runs) -> None:
 
 def test_an_abandoned_continuation_is_set_aside(runs: Runs) -> None:
     """Going on from an older file: later ones neither push out new ones nor are taken for the newest."""
-    words = ["--progress.epoch_save_checkpoint", "1", "--checkpoint.keep", "1", "--checkpoint.keep_every", "5step"]
+    words = ["--progress.epoch_save_checkpoint", "1", "--checkpoint.keep", "2"]
     folder = runs.train(*words, "--progress.epoch", "3") / "checkpoints"
-    runs.train(*words, "--progress.epoch", "2", "--resume", str(folder / "step_00000005.pt"))
+    runs.train(*words, "--progress.epoch", "3", "--resume", str(folder / "step_00000010.pt"))
     names = {path.name for path in folder.iterdir()}
-    assert {"step_00000010.pt", "abandoned_step_00000015.pt", "abandoned_best.pt"} <= names
-    assert load(folder.parent)["position"]["step"] == 10
+    assert {"step_00000015.pt", "abandoned_step_00000015.pt", "abandoned_best.pt"} <= names
+    assert load(folder.parent)["position"]["step"] == 15
 
 
 @pytest.mark.parametrize(("side", "value", "said"), [("lower", "100", "below"), ("upper", "0", "above")])
@@ -122,16 +122,6 @@ def test_changed_optimizer_settings(runs: Runs) -> None:
     assert (group["weight_decay"], tuple(group["betas"])) == (0.3, (0.5, 0.9))
     assert runs.fail(*words, "--optim.optim_type", "SGD") == 2
     assert "the state of one optimizer does not fit another" in (folder / "train.log").read_text()
-
-
-def test_keep_every_from_the_config(runs: Runs) -> None:
-    """In steps or epochs."""
-    words = ["--progress.epoch_save_checkpoint", "1step", "--checkpoint.keep", "1", "--checkpoint.keep_every", "1epoch"]
-    folder = runs.train(*words)
-    assert [path.name for path in sorted((folder / "checkpoints").glob("step*"))] == [
-        "step_00000005.pt",
-        "step_00000010.pt",
-    ]
 
 
 def test_the_new_best_is_there_before_the_old_goes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

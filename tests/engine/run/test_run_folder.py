@@ -68,7 +68,7 @@ def test_the_record_says_what_ran(project):
     assert attempt["argv"] == ["train.py", "--config", "a b.yaml"]
     assert attempt["command"].endswith("train.py --config 'a b.yaml'")
     assert (attempt["seed"], attempt["world_size"], attempt["launcher"]) == (7, 2, "mpi")
-    assert attempt["versions"]["python"].startswith("3.")
+    assert attempt["machine"]["python"].startswith("3.")
     assert "torch" in environment_text(attempt)
 
 

@@ -35,16 +35,14 @@ class CheckpointFolder:
 
     Args:
         keep: numbered files to keep, the newest ones; 0 keeps all.
-        keep_every: numbered files at multiples of this many steps are kept for good; 0: none.
 
     Attributes:
         source: the checkpoint that the run continues from, which may lie elsewhere.
         has_saved: whether this run has written one.
     """
 
-    def __init__(self, folder: Path, keep: int = 0, keep_every: int = 0) -> None:
+    def __init__(self, folder: Path, keep: int = 0) -> None:
         self.keep = keep
-        self.keep_every = keep_every
         self.source: Path | None = None
         self.has_saved = False
         self.move_to(folder)
@@ -92,9 +90,8 @@ class CheckpointFolder:
         write_checkpoint(state, *paths, previous=self.previous)
         self.has_saved = True
         if step is not None and self.keep:
-            for old, path in self.numbered_files()[: -self.keep]:
-                if not (self.keep_every and old % self.keep_every == 0):
-                    path.unlink(missing_ok=True)
+            for _, path in self.numbered_files()[: -self.keep]:
+                path.unlink(missing_ok=True)
         return paths
 
     def rewind_to(self, checkpoint: LoadedCheckpoint) -> None:

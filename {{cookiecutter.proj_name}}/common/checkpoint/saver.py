@@ -9,6 +9,7 @@ from dataclasses import field
 from itertools import product
 from typing import Annotated, Any
 
+import torch
 from loguru import logger
 from pydantic import Field
 from torch import Tensor
@@ -21,9 +22,8 @@ from common.checkpoint.checksum import weights_digest
 from common.checkpoint.folder import CheckpointFolder
 from common.config import section
 from common.config.registry import AFTER_SAVE_REGISTRY, RegisteredList
-from common.distributed import Rank
+from common.distributed import Rank, has_streams
 from common.distributed.sharded import is_sharded, local
-from common.progress import StepInterval
 
 
 @section
@@ -31,7 +31,6 @@ class CheckpointConfig:
     """How checkpoints are written and kept. When they are written is in `progress`."""
 
     keep: Annotated[int, Field(ge=0, description="numbered checkpoints to keep, the newest ones; 0: all")] = 3
-    keep_every: Annotated[StepInterval, Field(description='keep multiples of this for good: steps, or "10epoch"')] = -1
     background: Annotated[bool, Field(description="write during training, from a copy in host memory (rank 0)")] = True
     frozen: Annotated[bool, Field(description="false: omit what is not trained; a resume reloads its source")] = True
     failures: Annotated[int, Field(ge=1, description="failed saves in a row (full disk, ...) that end the run")] = 3
@@ -56,6 +55,7 @@ class Saver(AbstractContextManager["Saver"]):
         self.folder = folder
         self.config = config
         self.rank = rank
+        self._buffers: dict[tuple[Any, ...], Tensor] = {}
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         calls = config.after_save if rank.is_main and os.environ.get("AFTER_SAVE") != "off" else []
         self._after_save = [AfterSave(section) for section in calls]
@@ -157,10 +157,10 @@ class Saver(AbstractContextManager["Saver"]):
         logger.log(level, "saved {} (step {}, {:.2f} s)", names, step, time.monotonic() - self._saved_at)
 
     def _copy_to_host(self, state: Any) -> Any:
-        """`state` with its tensors copied to host memory, on the main process.
+        """`state` with its tensors copied to host memory, on the main process; valid until the next call.
 
-        Sharded tensors are gathered one after the other; without `background`, all others stay where they are.
-        Every process must call this.
+        The memory is used again: new pages would take several times as long. Sharded tensors are gathered one after the
+        other; without `background`, all others stay where they are. Every process must call this.
         """
         seen: dict[tuple[Any, ...], Tensor] = {}
 
@@ -173,9 +173,13 @@ class Saver(AbstractContextManager["Saver"]):
             value = whole(value)
             if not self.rank.is_main:
                 return None
-            if identity not in seen or not value.numel():
-                seen[identity] = value.detach().to("cpu", copy=True)
-            return seen[identity]
+            if value.numel() and identity in seen:
+                return seen[identity]
+            buffer = self._buffers.get(path)
+            if buffer is None or buffer.shape != value.shape or buffer.dtype != value.dtype:
+                buffer = torch.empty(value.shape, dtype=value.dtype, pin_memory=has_streams(value.device))
+            self._buffers[path] = seen[identity] = buffer
+            return buffer.copy_(value.detach())
 
         return map_leaves(state, copy_tensor)
 

@@ -11,8 +11,6 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import torch
 from loguru import logger
 
 from common.distributed import Rank
@@ -58,17 +56,10 @@ def describe_start(project: Path, argv: Sequence[str], seed: int, rank: Rank) ->
         "host": socket.gethostname(),
         "pid": os.getpid(),
         "git": {name: value for name, value in vars(git).items() if name != "diff"},
-        "versions": {
-            "python": platform.python_version(),
-            "torch": torch.__version__,
-            "numpy": np.__version__,
-            "cuda": torch.version.cuda,
-            "template": template.read_text().strip() if template.is_file() else None,
-            "system": platform.platform(),
-        },
+        "template": template.read_text().strip() if template.is_file() else None,
+        "system": platform.platform(),
         "packages": packages(),
         "machine": machine(rank.device),
-        "cpu_threads": torch.get_num_threads(),
         "environment": {name: os.environ[name] for name in _REPEATED if name in os.environ} | result_variables(),
     }
     return attempt, git.patch()
@@ -88,13 +79,14 @@ def read_attempts(folder: RunPaths) -> list[dict[str, Any]]:
 
 def environment_text(attempt: dict[str, Any]) -> str:
     """Return the banner at the top of a log: machine, versions, code, seed, command. One line each."""
-    versions = attempt["versions"]
-    known = ", ".join(f"{name} {version}" for name, version in versions.items() if version and name != "system")
+    machine = attempt["machine"]
+    packages = attempt["packages"]
     return (
-        f"machine   {attempt['host']}, {versions['system']}\n"
-        f"versions  {known}\n"
+        f"machine   {attempt['host']}, {attempt['system']}\n"
+        f"versions  python {machine['python']}, torch {packages['torch']}, numpy {packages['numpy']}, cuda "
+        f"{machine['cuda']}, template {attempt['template']}\n"
         f"code      {GitState(**attempt['git'])}\n"
         f"run       {attempt['world_size']} process{'es' * (attempt['world_size'] > 1)} via {attempt['launcher']}, "
-        f"seed {attempt['seed']}, {attempt['cpu_threads']} CPU thread{'s' * (attempt['cpu_threads'] > 1)} each\n"
+        f"seed {attempt['seed']}, {machine['threads']} CPU thread{'s' * (machine['threads'] > 1)} each\n"
         f"command   {attempt['command']}"
     )

@@ -78,7 +78,7 @@ def test_the_record_of_a_run(runs: Runs) -> None:
     assert yaml.safe_load((folder / "config.resume-1.yaml").read_text())["progress"]["epoch"] == 2
     attempts = json.loads((folder / "run.json").read_text())["attempts"]
     assert [attempt["config"] for attempt in attempts] == ["config.yaml", "config.resume-1.yaml"]
-    assert attempts[0]["versions"]["torch"] == torch.__version__
+    assert attempts[0]["packages"]["torch"] == torch.__version__
     assert "commit" in attempts[0]["git"]
     assert isinstance(attempts[0]["seed"], int)
     command = shlex.split(attempts[0]["command"])

@@ -292,18 +292,6 @@ def test_dump_loads_back_to_an_equal_config(capsys: pytest.CaptureFixture[str]) 
     assert third.config == first.config
 
 
-def test_print_config_shows_origins(capsys: pytest.CaptureFixture[str]) -> None:
-    """Every value, in the order of the schema, with the place it was written."""
-    with pytest.raises(SystemExit):
-        load("\noptim: {lr: 1}\n", "--gpu_ids", "0,1", "--print-config")
-    lines = capsys.readouterr().out.splitlines()
-    assert [line.split() for line in lines if "gpu_ids" in line] == [
-        ["gpu_ids:", "[0,", "1]", "#", "command", "line:", "--gpu_ids", "0,1"]
-    ]
-    assert any(line.startswith("  lr: 1.0") and line.endswith("# a.yaml:2") for line in lines)
-    assert len({line.index("  # ") for line in lines if "  # " in line}) == 1, "aligned"
-
-
 def test_a_rule_in_post_init_is_reported_for_its_section() -> None:
     """A section of one's own may raise as any dataclass does; the message has the section's line."""
 

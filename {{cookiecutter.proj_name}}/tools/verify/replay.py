@@ -131,7 +131,7 @@ def replay(segment: Segment, folder: Path) -> tuple[Rows, State]:
     write_text(file, dump(replay_config(segment, folder)))
     print(f"replays steps {segment.first + 1} to {segment.last}; log: {output}", flush=True)
     saves = [str(row["step"]) for row in segment.rows if "weights" in row]
-    variables = {**segment.attempt["environment"], "OMP_NUM_THREADS": str(segment.attempt["cpu_threads"])}
+    variables = {**segment.attempt["environment"], "OMP_NUM_THREADS": str(segment.attempt["machine"]["threads"])}
     command = [sys.executable, str(PROJECT / "train.py"), "--config", str(file)]
     run_program(command, output, codes=(0, _STOPPED), VERIFY_SAVES=",".join(saves), **variables)
     paths = RunPaths(folder / "replay")
