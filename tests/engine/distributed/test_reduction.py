@@ -7,12 +7,12 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD
 
-from common.distributed.tree import Branches, add_leaf
 from common.evaluation.loss import Losses, LossFactory
 from common.evaluation.metric import MetricFactory
 from engine.distributed.test_launch import two_agents
+from parts.reduction.tree import Branches, add_leaf
 from tests.conftest import ErrorOf, Runs
-from tests.distributed.test_reduction import FIXED, on, result
+from tests.parts.reduction.test_reduction import FIXED, on, result
 from tests.ranks import refused, several
 from tests.samples import Classification
 from tests.small import Plain

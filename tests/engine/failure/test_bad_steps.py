@@ -13,8 +13,8 @@ from common.progress import Position
 from common.run.paths import RunPaths
 from tests.conftest import ErrorOf, Runs, load, metrics, same
 from tests.data.test_data import Noisy, stream_of
-from tests.distributed.test_reduction import FIXED, on
 from tests.parts.bad_steps.test_bad_steps import BAD, DATA, REWIND, SKIP, remember, states
+from tests.parts.reduction.test_reduction import FIXED, on
 from tests.ranks import start_ranks
 from tests.resume import same_after_cut
 from tests.test_task import TURNS, Turns

@@ -15,9 +15,9 @@ from torch import Tensor
 
 from common.data.plan import evaluation_keys
 from common.distributed import Rank
-from common.distributed.tree import Branches, add_leaf, leaves_here
 from common.evaluation.loss import LossSums
 from common.evaluation.metric import GatheredMetric, MetricDict, MetricFactory, Results
+from parts.reduction.tree import Branches, add_leaf, leaves_here
 
 VALUES = st.floats(-1e6, 1e6, allow_subnormal=False) | st.sampled_from((0.1, 1e16, -1e16, 1e-30))
 

@@ -12,6 +12,7 @@ from common.base.errors import UserError
 from common.base.files import PROJECT
 
 KEYS = {
+    "dist.reduction": "reduction",
     "dist.shard_size": "fsdp",
     "dist.strategy": "fsdp",
     "optim.bad_steps": "bad_steps",

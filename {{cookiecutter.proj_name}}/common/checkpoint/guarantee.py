@@ -113,7 +113,7 @@ def resume_guarantee(saved: Mapping[str, Any], run: RunState, changed: list[Chan
     old = saved["fingerprint"]
     new = run.fingerprint
     config = run.about["config"]
-    if config["dist"]["reduction"] == "fixed":
+    if config["dist"].get("reduction") == "fixed":
         old = {**old, "ranks": new["ranks"]}  # any number gives the same bits
     other_val = any(change.matches(["dataset.val", "dataset.val.*"]) for change in changed)
     found = compare(old, new, other_val=other_val)

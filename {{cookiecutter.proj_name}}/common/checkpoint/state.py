@@ -81,7 +81,7 @@ class RunState:
         self._frozen = Frozen(self.task, kept=self.keep_frozen)
         self.layout = Layout(self.task)
         self._warned = False
-        self._draws_alike = self.about["config"]["dist"]["reduction"] == "fixed"
+        self._draws_alike = self.about["config"]["dist"].get("reduction") == "fixed"
 
     def register(self, name: str, part: Stateful) -> None:
         """Save `part` with the run, for each rank if ranks differ. Raises `UserError` if the name is taken."""

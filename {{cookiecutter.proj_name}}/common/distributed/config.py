@@ -29,10 +29,6 @@ class DistConfig:
         Literal["auto", "nccl", "gloo"], Field(description="auto: nccl on CUDA, gloo on CPU")
     ] = "auto"
     timeout: Annotated[int, Field(ge=1, description="seconds to wait for other processes, also at startup")] = 600
-    reduction: Annotated[
-        Literal["default", "fixed"],
-        Field(description="fixed: the same bits on 1, 2, 4, 8 processes; optim.accumulate then counts those of all"),
-    ] = "default"
     find_unused_parameters: Annotated[bool, Field(description="DDP: allow parameters that get no gradient")] = False
     static_graph: Annotated[bool, Field(description="DDP: assume that the graph never changes")] = False
     bucket_mb: Annotated[float, Field(gt=0, description="DDP: size of a gradient bucket in MB")] = 25.0
@@ -43,6 +39,11 @@ class DistConfig:
         bool, Field(description="train with rank 0's buffers (batch norm statistics), except own_buffers")
     ] = True
     sync_bn: Annotated[bool, Field(description="batch norm statistics over all processes (CUDA only)")] = False
+
+    @property
+    def is_fixed(self) -> bool:
+        """Whether a part sums gradients in an order that does not depend on the number of processes."""
+        return False
 
     @property
     def is_sharded(self) -> bool:

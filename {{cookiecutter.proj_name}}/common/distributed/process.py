@@ -18,7 +18,7 @@ def set_up_process(config: DistConfig, rank: Rank) -> None:
     if has_streams(rank.device):
         torch.accelerator.set_device_index(rank.device)  # what waits, draws or counts memory means this one
     torch.backends.cudnn.benchmark = config.cudnn_benchmark and config.deterministic == "off"
-    if config.reduction == "fixed" and "OMP_NUM_THREADS" not in os.environ:
+    if config.is_fixed and "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(1)  # the last bits of a sum depend on this number, which no other may decide
     elif "OMP_NUM_THREADS" not in os.environ:
         set_threads(rank)

@@ -48,7 +48,7 @@ def prepare(task: ModelHolder, config: PrepareConfig, dist: DistConfig, precisio
     if is_sharded:
         sharding = required("fsdp", "strategy", "dist.strategy: fsdp")  # here: the import takes 0.8 s
         strategy = sharding.Sharded(task, blocks.values(), precision, config, dist, rank)
-    elif rank.is_single_process or dist.reduction == "fixed":  # which reduces gradients itself
+    elif rank.is_single_process or dist.is_fixed:  # which reduces gradients itself
         strategy = Strategy(task.to(rank.device), precision)
     else:
         strategy = Replicated(task.to(rank.device), precision, dist)

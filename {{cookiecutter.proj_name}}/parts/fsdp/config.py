@@ -82,7 +82,7 @@ def problems(config: Any) -> Iterator[Problem]:
     if config.prepare.channels_last:
         rule = "dist.strategy fsdp needs contiguous weights"
         yield Problem("prepare.channels_last", True, rule, "turn it off, or use ddp")
-    if config.dist.reduction == "fixed":
+    if config.dist.is_fixed:
         rule = "does not work with dist.strategy fsdp, which computes with parts of the model"
         yield Problem("dist.reduction", "fixed", rule, "use ddp")
     for number, stage in enumerate(getattr(config, "stages", ())):

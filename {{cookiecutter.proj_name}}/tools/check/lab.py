@@ -96,8 +96,8 @@ class Lab:
         Raises:
             NotApplicable: the code does not run in fp64, or not in three parts.
         """
-        if self.config.dist.reduction == "fixed":
-            raise NotApplicable("dist.reduction fixed refuses a step in three parts; compare runs: docs/reduction.md")
+        if self.config.dist.is_fixed:
+            raise NotApplicable("dist.reduction fixed refuses a step in three parts; compare runs")
         options = {"--batch_size": f"{batch}", "--optim.accumulate": f"{accumulate}"}
         if processes > 1:
             options |= {"--dist.launcher": "auto", "--dist.processes": f"{processes}", "--gpu_ids": "-1"}

@@ -13,7 +13,7 @@ from tests.conftest import ErrorOf, Runs, load, metrics
 from tests.ranks import several
 from tests.small import Plain
 
-HERE = "tests.distributed.test_reduction"
+HERE = "tests.parts.reduction.test_reduction"
 # 160 samples: in an epoch's last step, 2 micro-batches are full, one has 4 samples, and 5 have none.
 FIXED = ["--dist.reduction", "fixed", "--batch_size", "6", "--optim.accumulate", "8", "--progress.log_every", "1"]
 

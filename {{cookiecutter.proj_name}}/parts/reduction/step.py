@@ -1,4 +1,4 @@
-"""An optimizer step with the same bits on any number of processes: `dist.reduction: fixed`, see docs/reduction.md.
+"""An optimizer step with the same bits on any number of processes: docs/parts/reduction.md.
 
 A step's micro-batches are the same samples on any number of processes. Each is computed separately: with its own random
 draws, from the buffers as they were before. Its results, gradients and changes of buffers, are added along a fixed
@@ -20,10 +20,10 @@ from common.data.loader import Step
 from common.distributed import check_same
 from common.distributed.buffers import buffers_unchanged, named_buffers
 from common.distributed.seed import mix, set_seed
-from common.distributed.tree import Branches, add_leaf, leaves_here, sum_branches
 from common.progress import Position
 from common.settings import RunConfig
 from common.step import OptimizerStep, TaskUpdate
+from parts.reduction.tree import Branches, add_leaf, leaves_here, sum_branches
 
 _DRAWS = 3  # distinguishes the keys of micro-batches from those of data
 

@@ -1,5 +1,7 @@
 """With `dist.reduction: fixed`: refuse, before training, what has no fixed bits on one process alone."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from copy import deepcopy
 from typing import Any
 
@@ -8,11 +10,19 @@ from common.data.loader import TrainStream
 from common.data.reading import checksum
 from common.distributed.buffers import buffers_unchanged, named_buffers
 from common.distributed.seed import random_state_unchanged
-from common.fixed_step import FixedStep
+from common.run_context import RunContext
 from common.step import TaskUpdate
 from common.trainer import Trainer
+from parts.reduction.step import FixedStep
 
 _TRIAL = -1  # the step that the random draws of the trial are for
+
+
+@contextmanager
+def around(run: RunContext, trainer: Trainer) -> Iterator[None]:
+    """Before training, refuse what has no fixed bits."""
+    refuse_varying_bits(trainer)
+    yield
 
 
 def refuse_varying_bits(trainer: Trainer) -> None:

@@ -1,0 +1,1 @@
+"""Steps with the same bits on any number of processes: docs/parts/reduction.md."""
