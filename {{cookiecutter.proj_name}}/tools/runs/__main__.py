@@ -6,7 +6,6 @@ time. `val` are the results of the best validation, `eval` those of the last eva
 
 import argparse
 import csv
-import json
 import shutil
 import sys
 from collections.abc import Sequence
@@ -23,7 +22,6 @@ from tools.runs import compare
 from tools.runs.read import RunFiles
 
 Row = dict[str, Any]  # the columns of a run by name; missing where it has none
-_WIDEST = 32  # characters of a cell, where lines have a limit
 
 
 def read(folders: Sequence[Path]) -> list[RunFiles]:
@@ -86,7 +84,7 @@ def table(rows: Sequence[Row], names: Sequence[str], width: int | None = None) -
     texts = []
     for name in names:
         title = name if name.startswith(("val.", "eval.")) or name.endswith(".type") else short[name]
-        cells = [title, *(_cell(row, name)[: _WIDEST if width else None] for row in rows)]
+        cells = [title, *(_cell(row, name) for row in rows)]
         side = ">" if all(isinstance(row.get(name, 0), (int, float)) for row in rows) else "<"
         longest = max(map(len, cells))
         texts.append([f"{cell:{side}{longest}}" for cell in cells])
@@ -110,8 +108,7 @@ def write_csv(rows: Sequence[Row], names: Sequence[str]) -> None:
     """Write all columns in full precision to the standard output."""
     writer = csv.DictWriter(sys.stdout, names, extrasaction="ignore", lineterminator="\n")
     writer.writeheader()
-    for row in rows:
-        writer.writerow({name: json.dumps(item) if isinstance(item, list) else item for name, item in row.items()})
+    writer.writerows(rows)
 
 
 def main(argv: list[str]) -> int:

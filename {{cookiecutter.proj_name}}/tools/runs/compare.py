@@ -105,7 +105,6 @@ def ranking(run: RunFiles) -> Ranking:
     differently.
     """
     keys = [key for key in run.config if run.config[key] and _DATA.fullmatch(key)]
-    keys.sort(key=lambda key: key.startswith("debug."))
     words = [f"{key.removeprefix('dataset.val.')} {to_text(run.config[key])}".removeprefix("type ") for key in keys]
     metric = str(run.config.get("best.metric", "loss"))
     return metric, ", ".join(words), definition(run, metric)
