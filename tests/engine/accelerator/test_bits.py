@@ -83,6 +83,15 @@ def test_a_group_of_two_devices(accelerator: Accelerator) -> None:
     assert differing(eager, lazy) == []
 
 
+def test_a_sharded_model(accelerator: Accelerator) -> None:
+    """FSDP gathers and frees weights in streams of its own."""
+    words = ("--dist.strategy", "fsdp", *SAVES)
+    eager = accelerator.train(*words, on="0,1", name="eager", mode="eager")
+    lazy = accelerator.train(*words, on="0,1", name="lazy")
+    assert "sharded" in (lazy / "train.log").read_text()
+    assert differing(eager, lazy) == []
+
+
 def test_two_devices_train_what_one_does(accelerator: Accelerator) -> None:
     """dist.reduction fixed, with dropout: the same bits on any number of devices."""
     words = ("--dist.reduction", "fixed", "--dist.deterministic", "strict", "--optim.accumulate", "2")

@@ -39,6 +39,7 @@ class Group(_Base):  # type: ignore[misc]
         super().__init__(rank, size)
         self._gloo: Any = dist.ProcessGroupGloo(store, rank, size, timeout)
         self._name = self._description = ""
+        _let_fsdp_move()
 
     def getBackendName(self) -> str:
         return "emucl"
@@ -92,6 +93,21 @@ class Group(_Base):  # type: ignore[misc]
         self._gloo.alltoall_base(result, _on_host([given])[0], to, of).wait()
         return _back([output], [result])
 
+    def _reduce_scatter_base(self, output: Tensor, given: Tensor, options: Any = None) -> Done:
+        whole = given.detach().clone()
+        self.allreduce([whole], options)
+        with torch.no_grad():
+            output.copy_(whole.view(self.size(), *output.shape)[self.rank()])
+        return Done([output])
+
+    def allgather_into_tensor_coalesced(self, outputs: Any, inputs: Any, options: Any = None) -> Done:
+        for output, given in zip(outputs, inputs, strict=True):
+            self._allgather_base(output, given)
+        return Done(outputs)
+
+    all_gather_single = _allgather_base  # the names that torch.distributed calls
+    reduce_scatter_single = _reduce_scatter_base
+
     def barrier(self, options: Any = None) -> Done:
         self._gloo.barrier().wait()
         return Done([])
@@ -109,6 +125,22 @@ def _back(tensors: Sequence[Tensor], values: Sequence[Tensor]) -> Done:
         for tensor, value in zip(tensors, values, strict=True):
             tensor.detach().copy_(value, non_blocking=True)
     return Done(tensors)
+
+
+def _let_fsdp_move() -> None:
+    """Have FSDP move tensors as `.to` does: `tensor.data =` takes no tensor of this kind of device."""
+    from torch.distributed.fsdp._fully_shard import _fully_shard
+
+    def move(parameters: Any, buffers: Any, device: Any) -> None:
+        for tensor in [*parameters, *buffers]:
+            if tensor.device != device and tensor.device.type != "meta":
+                moved = tensor.detach().to(device)
+                if isinstance(tensor, torch.nn.Parameter):
+                    moved = torch.nn.Parameter(moved, tensor.requires_grad)
+                torch.utils.swap_tensors(tensor, moved)
+
+    sharding: Any = _fully_shard
+    sharding._get_modules_and_states.__globals__["_move_states_to_device"] = move
 
 
 def register() -> None:
