@@ -6,8 +6,3 @@ class UserError(ValueError):
 
     The message names the value, the rule it broke, and what to do. Not a `KeyError`: that type prints its text quoted.
     """
-
-
-def absent_part(what: str, part: str) -> str:
-    """Return why something cannot be used in a project without an optional part, and how to get the part."""
-    return f"{what} needs the part {part}: make add PART={part}"

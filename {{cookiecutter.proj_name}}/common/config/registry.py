@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from common.base.errors import UserError, absent_part
+from common.base.errors import UserError
 from common.config.arguments import check_arguments, fit_arguments, is_foreign, parameter_names, parameters
 from common.config.problem import ABSENT, Problem, shown_path
 from common.config.schema import EditorRule, nearest, suggestion
@@ -108,7 +108,7 @@ class Registry:
         if "." in name or ":" in name:
             return import_path(name)
         if name in ("mlflow", "wandb"):
-            raise UserError(absent_part(f"the writer {name}", "trackers"))
+            raise UserError(f"the writer {name} needs the part trackers: make add PART=trackers")
         known = suggestion(name, sorted(self._entries), "known")
         remedy = f"add @{self.kind.upper()}_REGISTRY.register() to a class or function in {self._where_to_add}"
         left_out = "".join(f"\n      {line}" for line in self.left_out)
