@@ -1,6 +1,5 @@
 """Image classification: connects model, losses, metrics and pictures."""
 
-from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from torch import Tensor, nn
@@ -77,10 +76,9 @@ class ClassificationTask(Task):
 
         The frame is green if the prediction is right, red if it is wrong. Without labels, the prediction is shown."""
         images = original(batch)[:limit].permute(0, 2, 3, 1).cpu().numpy()
-        known = batch if isinstance(batch, Mapping) else {"label": batch["label"]}
-        predictions, names = output["prediction"][:limit].tolist(), known.get("name") or [""] * limit
-        is_labelled = "label" in known
-        labels = class_numbers(known["label"], output["logits"])[:limit].tolist() if is_labelled else predictions
+        predictions = output["prediction"][:limit].tolist()
+        labels = class_numbers(batch["label"], output["logits"])[:limit].tolist() if "label" in batch else predictions
+        names = batch.get("name") or [""] * limit
         pictures = []
         for image, name, label, prediction, probability in zip(
             images, names, labels, predictions, output["probability"].tolist(), strict=False
@@ -90,6 +88,6 @@ class ClassificationTask(Task):
                 text = f"{self.drawn_name(label)} -> {text}"
             if name:
                 text += f"\n{name if len(name) <= _LONGEST_NAME else '...' + name[3 - _LONGEST_NAME :]}"
-            ok = label == prediction if is_labelled and label >= 0 else None
+            ok = label == prediction if "label" in batch and label >= 0 else None
             pictures.append(draw_labelled(image, text, ok=ok))
         return pictures
