@@ -26,16 +26,16 @@ ASIDE = ("abandoned", "damaged")
 
 
 class Rotation(RuleBasedStateMachine):
-    """The newest N, every K-th and the best are kept; the newest whole one is found, after a kill at any operation too.
+    """The newest N and the best are kept; the newest whole one is found, after a kill at any operation too.
 
     `files` is what each file of the folder should hold: a step, or None where it was damaged.
     """
 
-    @initialize(keep=st.integers(0, 3), every=st.sampled_from((0, 2, 3, 10)), links=st.booleans())
-    def begin(self, keep: int, every: int, links: bool) -> None:
+    @initialize(keep=st.integers(0, 3), links=st.booleans())
+    def begin(self, keep: int, links: bool) -> None:
         self.path = Path(tempfile.mkdtemp())
-        self.keep, self.every, self.links = keep, every, links
-        self.folder = CheckpointFolder(self.path, keep, every)
+        self.keep, self.links = keep, links
+        self.folder = CheckpointFolder(self.path, keep)
         self.files: dict[str, int | None] = {}
         self.step = 0
 
@@ -63,8 +63,7 @@ class Rotation(RuleBasedStateMachine):
         if numbered:
             self.files[f"step_{self.step:08}.pt"] = self.step
             for step in self.numbered()[: -self.keep or None] if self.keep else ():
-                if not self.every or step % self.every:
-                    del self.files[f"step_{step:08}.pt"]
+                del self.files[f"step_{step:08}.pt"]
 
     # --- what happens
 
