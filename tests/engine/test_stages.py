@@ -143,7 +143,7 @@ def test_two_updates_on_two_ranks(runs: Runs) -> None:
     ("words", "message"),
     [
         (["[{until: 1epoch, frezze: [a]}, {}]"], ["stages[0].frezze", "unknown key", "did you mean stages[0].freeze?"]),
-        (["[{until: 1epoch}, {batch_size: 3}]"], ["stages[1].batch_size = 3", "top level; stages[1] has until, "]),
+        (["[{until: 1epoch}, {batch_size: 3}]"], ["stages[1].batch_size = 3", "unknown key"]),
         (["[{until: 1epoch}, {optim: {lrr: 1}}]"], ["stages[1].optim.lrr", "did you mean optim.lr?"]),
         (["[{until: 1epoch}, {optim: {lr: -1}}]"], ["stages[1].optim.lr = -1", "greater than 0"]),
         (["[{until: 1epoch, lr_scheduler: {tmax: 0}}, {}]"], ["stages[0].lr_scheduler.tmax = 0", "must be above 0"]),

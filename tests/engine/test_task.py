@@ -16,7 +16,6 @@ from common.monitor.pictures import Picture
 from common.trainer import Trainer
 from tests.conftest import Runs, load, metrics, same
 from tests.ranks import several
-from tests.resume import cut, differing, final, words
 from tests.small import Plain
 from tests.test_task import PLAIN, apart, log, of
 from custom.tasks.classification_task import ClassificationTask
@@ -32,19 +31,6 @@ def test_two_processes_train_it_as_one(runs: Runs, strategy: str) -> None:
     alone = runs.train(*given, "--batch_size", "16", name="alone")
     several(runs, 2, runs.words(*given, "--batch_size", "8", "--dist.strategy", strategy, name="two"))
     apart(load(alone), load(runs.root / "two"))
-
-
-def test_a_checkpoint_of_before_is_read(runs: Runs, evaluated: Callable[..., dict[str, Any]]) -> None:
-    """When losses were parts of the model, and `task` no part of a checkpoint."""
-    given = ["--loss", "{$REPLACE: true, tests.small.Learned: {}}", *PLAIN]
-    uncut = runs.train(*words("warm-up", *given), name="uncut")
-    cut(runs, "warm-up", 8, *given)
-    file = runs.root / "cut" / "checkpoints" / "latest.pt"
-    state = load(runs.root / "cut")
-    state["model"] |= state.pop("task")
-    write_checkpoint(state, file)
-    evaluated(file, "--split", "val")
-    assert differing(final(uncut), final(runs.train(*words("warm-up", *given, "--resume", "auto"), name="cut"))) == []
 
 
 def test_names_are_distinguished(runs: Runs) -> None:

@@ -161,6 +161,7 @@ def test_examples_of_ones_own_are_left_alone(tmp_path: Path, settings: Path) -> 
     for path, text in mine.items():
         (project / path).parent.mkdir(exist_ok=True)
         (project / path).write_text(text)
+    shutil.copy(TEMPLATE / "leaves.yaml", project)  # as a render over it does
     run_hook(project, {**NON_DEFAULT, "examples": "none"})
     left = {path: text.decode() for path, text in contents(project).items() if "examples/" in path}
     assert left == mine

@@ -136,6 +136,7 @@ def test_the_image_is_that_of_the_page(render: Render) -> None:
     assert [command for command in installs if f"\n{command}\n" not in page] == []
     copied = {name for rest in words["COPY"] for name in rest.split()[:-1]}
     assert copied == {"requirements.lock", *LISTS}
+    page = (render() / "docs" / "docker.md").read_text(encoding="utf-8")
     assert f"--build-arg {words['ARG'][0].partition('=')[0]}=cuda" in page
     json.loads(words["CMD"][0])
 

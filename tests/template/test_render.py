@@ -41,13 +41,13 @@ def pyproject(project: Path) -> dict[str, dict[str, object]]:
 def test_all_parts_give_every_file_of_the_template(render: Render) -> None:
     """Nothing but the examples is lost, nothing but the record of the answers is added."""
     project = render()
-    assert files(project).keys() == files(TEMPLATE).keys() - examples() | {RECORD}
+    assert files(project).keys() == files(TEMPLATE).keys() - examples() - {"leaves.yaml"} | {RECORD}
     assert list(project.rglob("examples")) == []
 
 
 def test_other_answers_drop_and_rename_files(render: Render) -> None:
     """Licence, workflow and operators go, `custom/` is called `spinlab/`, all else stays."""
-    dropped = {"LICENSE", *GITHUB, *operators()}
+    dropped = {"LICENSE", "leaves.yaml", *GITHUB, *operators()}
     expected = {re.sub(r"^custom/", "spinlab/", path) for path in files(TEMPLATE).keys() - dropped} | {RECORD}
     project = render(**NON_DEFAULT)
     assert files(project).keys() == expected
@@ -108,7 +108,7 @@ def test_code_is_copied_byte_for_byte(render: Render) -> None:
     """Only the named files are rendered; all others are the template's own, with their permissions."""
     project = files(render(examples="all"))
     for path, source in files(TEMPLATE).items():
-        if path not in RENDERED:
+        if path not in RENDERED | {"leaves.yaml"}:
             assert project[path].read_bytes() == source.read_bytes(), path
             assert project[path].stat().st_mode & 0o777 == source.stat().st_mode & 0o777, path
 

@@ -42,7 +42,7 @@ def test_those_of_a_log_line_an_evaluation_and_a_save(waits: Waits) -> None:
     read = {"copy to the host  common/monitor/meter.py to_floats": 5, "item  common/monitor/__init__.py train": 5}
     assert found["log"] == losses | read
     checked = "item  common/checkpoint/finite.py are_finite"
-    assert found["save"] == {checked: 2, "copy to the host  common/checkpoint/saver.py copy_tensor": 84}  # each tensor
+    assert found["save"] == {checked: 2, "device.synchronize  common/checkpoint/saver.py _copy_to_host": 2}
     assert found["validate"] == {
         "event.synchronize  common/checkpoint/finite.py finish": 1,  # the other validation follows a log line
         "copy to the host  common/monitor/meter.py to_floats": 3,

@@ -170,8 +170,7 @@ def test_a_busy_machine(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
     ("words", "part"),
     [
         (["--gpu_ids", "cpu"], "must be -1 for the CPU, 0 for the first GPU, a list of GPUs, all or mps"),
-        (["--model_pt", "x"], "to continue a run: --resume; to start from its weights: --init_from.path"),
-        (["--model.type", "no_such_package.Net"], "pip install no_such_package"),
+        (["--model.type", "no_such_package.Net"], "No module named 'no_such_package'"),
         (["--optim", "lr:0.1"], "must be a section; write a space after the colon"),
         (
             ["--model", f"{{type: {HERE}.ten_classes, num_classes: 3}}"],

@@ -137,9 +137,11 @@ class StepGuard(Protocol):
 
     Attributes:
         rewinds: whether a refused update may bring back the state of a checkpoint.
+        may_be_new: a run may resume with a guard that its checkpoint knows nothing of.
     """
 
     rewinds: bool
+    may_be_new: bool
 
     def begin(self) -> None: ...
 

@@ -176,12 +176,16 @@ class Saver(AbstractContextManager["Saver"]):
             if value.numel() and identity in seen:
                 return seen[identity]
             buffer = self._buffers.get(path)
+            later = has_streams(value.device)
             if buffer is None or buffer.shape != value.shape or buffer.dtype != value.dtype:
-                buffer = torch.empty(value.shape, dtype=value.dtype, pin_memory=has_streams(value.device))
+                buffer = torch.empty(value.shape, dtype=value.dtype, pin_memory=later)
             self._buffers[path] = seen[identity] = buffer
-            return buffer.copy_(value.detach())
+            return buffer.copy_(value.detach(), non_blocking=later)
 
-        return map_leaves(state, copy_tensor)
+        copy = map_leaves(state, copy_tensor)
+        if has_streams(self.rank.device):  # one wait for all copies
+            torch.accelerator.synchronize(self.rank.device)
+        return copy
 
 
 def whole(tensor: Any) -> Any:

@@ -166,7 +166,8 @@ class RunState:
         state = {**state, _DATA: mine["user"].get(_DATA, state.get(_DATA, {}))}
         user = {**state["user"], **mine["user"]}
         user.pop(_DATA, None)
-        if missing := {*(self.parts.keys() - state.keys()), *(self.user_parts.keys() - user.keys())}:
+        new = {name for name, part in self.parts.items() if getattr(part, "may_be_new", False)}
+        if missing := {*(self.parts.keys() - state.keys() - new), *(self.user_parts.keys() - user.keys())}:
             raise UserError(
                 f"{source} has no state of {', '.join(sorted(missing))}; only its weights can be used, not its state"
             )
@@ -178,7 +179,7 @@ class RunState:
         at = Position(**state["position"])
         for name, part in self.parts.items():
             if not only or name in only:
-                part.load_state_dict(state[name])
+                part.load_state_dict(state.get(name, {}))
         if only:
             return at, {}, set()
         for name, own in self.user_parts.items():

@@ -1,5 +1,6 @@
 """Image classification: connects model, losses, metrics and pictures."""
 
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from torch import Tensor, nn
@@ -68,8 +69,7 @@ class ClassificationTask(Task):
 
     def drawn_name(self, number: int) -> str:
         """Return the name of a class for a picture; its number if the name has other letters than ASCII."""
-        name = self.class_name(number)
-        return name if name.isascii() else str(number)
+        return self.class_name(number) if self.class_name(number).isascii() else str(number)
 
     def pictures(self, output: dict[str, Any], batch: dict[str, Any], limit: int) -> list[Picture]:
         """Draw images with their label, the prediction if it differs, its probability, and the name of the sample.
@@ -77,17 +77,17 @@ class ClassificationTask(Task):
         The frame is green if the prediction is right, red if it is wrong. Without labels, the prediction is shown."""
         images = original(batch)[:limit].permute(0, 2, 3, 1).cpu().numpy()
         predictions = output["prediction"][:limit].tolist()
-        labels = class_numbers(batch["label"], output["logits"])[:limit].tolist() if "label" in batch else predictions
-        names = batch.get("name") or [""] * limit
+        known = batch if isinstance(batch, Mapping) else {"label": batch["label"]}
+        labels = class_numbers(known["label"], output["logits"])[:limit].tolist() if "label" in known else predictions
         pictures = []
         for image, name, label, prediction, probability in zip(
-            images, names, labels, predictions, output["probability"].tolist(), strict=False
+            images, known.get("name") or [""] * limit, labels, predictions, output["probability"].tolist(), strict=False
         ):
             text = f"{self.drawn_name(prediction)} ({probability:.0%})"
             if label not in (prediction, -1):
                 text = f"{self.drawn_name(label)} -> {text}"
             if name:
                 text += f"\n{name if len(name) <= _LONGEST_NAME else '...' + name[3 - _LONGEST_NAME :]}"
-            ok = label == prediction if "label" in batch and label >= 0 else None
-            pictures.append(draw_labelled(image, text, ok=ok))
+            is_right = label == prediction if "label" in known and label >= 0 else None
+            pictures.append(draw_labelled(image, text, is_right))
         return pictures

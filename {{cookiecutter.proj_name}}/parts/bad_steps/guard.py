@@ -39,6 +39,8 @@ class Guard:
         last: loss and gradient norm of the last steps that were taken, by update.
     """
 
+    may_be_new = True
+
     def __init__(
         self, config: BadStepsConfig, stream: BatchStream, saver: Saver, state: RunState, strategy: Any, monitor: Any
     ) -> None:
