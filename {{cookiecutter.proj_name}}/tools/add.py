@@ -87,15 +87,23 @@ def render(template: Path, folder: Path, answers: Mapping[str, str], address: st
         raise CannotAdd(f"the template could not be rendered:\n{done.stdout}{done.stderr}".strip())
 
 
-def files_of(root: Path, part: Mapping[str, Any], package: str) -> list[Path]:
-    """List the files of a part; the project's own package may have another name than the template's."""
-    patterns = [re.sub(r"^custom/", f"{package}/", pattern) for pattern in part["files"]]
-    return sorted({path for pattern in patterns for path in root.glob(pattern) if path.is_file()})
+def parts_of(template: Path, package: str) -> dict[str, Any]:
+    """Return the parts of the template; the project's own package may have another name than the template's."""
+    table: dict[str, Any] = yaml.safe_load((project_in(template) / "leaves.yaml").read_text(encoding="utf-8"))
+    theirs = json.loads((template / "cookiecutter.json").read_text(encoding="utf-8"))["custom_name"]
+    for part in table.values():
+        part["files"] = [re.sub(f"^{theirs}/", f"{package}/", pattern) for pattern in part["files"]]
+    return table
 
 
-def parts_here(root: Path, table: Mapping[str, Any], package: str) -> list[str]:
+def files_of(root: Path, part: Mapping[str, Any]) -> list[Path]:
+    """List the files of a part."""
+    return sorted({path for pattern in part["files"] for path in root.glob(pattern) if path.is_file()})
+
+
+def parts_here(root: Path, table: Mapping[str, Any]) -> list[str]:
     """List the parts of which the project has files."""
-    return [name for name, part in table.items() if files_of(root, part, package)]
+    return [name for name, part in table.items() if files_of(root, part)]
 
 
 def answered(answers: Mapping[str, str], parts: Sequence[str]) -> dict[str, str]:
@@ -134,9 +142,8 @@ def add(root: Path, names: Sequence[str]) -> int:
     address, commit, answers = recorded(root)
     with tempfile.TemporaryDirectory() as temporary:
         template = template_at(root, Path(temporary, "template"), address, commit)
-        table = yaml.safe_load((project_in(template) / "leaves.yaml").read_text(encoding="utf-8"))
-        package = answers["custom_name"]
-        here = parts_here(root, table, package)
+        table = parts_of(template, answers["custom_name"])
+        here = parts_here(root, table)
         absent = {name: part["about"] for name, part in table.items() if name not in here}
         listed = "\n".join(f"  {name:<12} {about}" for name, about in absent.items()) or "  nothing: all parts are here"
         if not names:
@@ -149,8 +156,8 @@ def add(root: Path, names: Sequence[str]) -> int:
                 raise CannotAdd(f"there is no part called {name}. These can be added:\n{listed}")
         new = Path(temporary, "new")
         render(template, new, answered(answers, [*here, *names]), address)
-        for name in parts_here(new, table, package):
-            for file in [] if name in here else files_of(new, table[name], package):
+        for name in parts_here(new, table):
+            for file in [] if name in here else files_of(new, table[name]):
                 mine = root / file.relative_to(new)
                 if mine.exists():
                     print(f"kept {mine.relative_to(root)}, though the part has a file of that name")
