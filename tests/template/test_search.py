@@ -13,7 +13,7 @@ pytestmark = pytest.mark.slow
 
 
 def test_the_search_of_the_page(tmp_path: Path, settings: Path, python: Path) -> None:  # noqa: F811 - the fixture
-    """Started again, it goes on; the best trial is that of the run with the best validation."""
+    """Started again, it continues; the best trial is that of the run with the best validation."""
     root = fresh(tmp_path, settings)
     (text,) = [text for kind, text in BLOCK.findall((root / "docs" / "sweep.md").read_text()) if kind == "python"]
     assert "n_trials=30" in text

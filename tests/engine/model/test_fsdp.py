@@ -14,6 +14,7 @@ import torch.distributed as dist
 from common.checkpoint.file import read_checkpoint
 from common.trainer import Trainer
 from tests.conftest import Runs, metrics, same
+from tests.parts.fsdp import test_fsdp as project
 from tests.parts.fsdp.test_fsdp import BLOCKS, BUSY, FSDP, PLAIN, assert_near, log, whole
 from tests.ranks import refused, several
 from custom.datasets.digits_dataset import DigitsDataset
@@ -152,17 +153,7 @@ def test_an_optimizer_that_needs_the_whole_gradient(runs: Runs) -> None:
     assert "Traceback" not in message
 
 
-@pytest.fixture
-def sharded(runs: Runs) -> Callable[..., Path]:
-    """A run of two ranks that saves a numbered checkpoint at every step, and its checkpoint folder."""
-
-    def train(*more: str) -> Path:
-        steps = ["--progress.epoch_save_checkpoint", "1step", "--progress.epoch_val", "-1", "--checkpoint.keep", "2"]
-        argv = runs.words(*PLAIN, *FSDP, *steps, "--batch_size", "16", *more)
-        several(runs, 2, argv)
-        return runs.root / "run" / "checkpoints"
-
-    return train
+sharded = project.sharded  # the fixture
 
 
 @pytest.mark.slow

@@ -123,7 +123,7 @@ def _open_round(store: Store, main: Rank, timeout: int) -> int:
     """Rank 0's part: wait until all others have come. Returns the round's number: 1 for the first at this store.
 
     A torchrun that restarts dead processes keeps its store, with what they wrote, and its count of restarts differs
-    from host to host. So each round has a new number, and an open round that nobody completes is replaced by the next.
+    from host to host. So each round has a new number, and a round that is never completed is replaced by the next.
     """
     began = time.monotonic()
     number = store.add("rounds", 1)

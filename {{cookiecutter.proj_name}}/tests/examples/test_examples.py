@@ -67,7 +67,7 @@ EXAMPLES = {
     "reinforcement": Example("MeanLength", 195, short=("--dataset.train.episodes", "160", "--batch_size", "32")),
     "segmentation": Example("MeanIoU", 0.88),
     "self_supervised": Example("RecallAt1", 0.90),
-    "stages": Example("Accuracy", 0.96),
+    "stages": Example("Accuracy", 0.96, short=(*SHORT, "--stages", "[{until: 1, freeze: [backbone.*]}, {}]")),
     "stream": Example("loss", 0.002, lower=True, short=SHORT_STREAM),
     "text": Example("Accuracy", 0.99, fast=True),
     "vision_recipe": Example("Accuracy", 0.97, alone=UNMIXED),
