@@ -54,6 +54,10 @@ TINY_GPT = (
     "--optim.lr_scheduler.warmup", "2step",
 )  # fmt: skip
 SHORT_STREAM = ("--dataset.train.records", "160", "--batch_size", "32", "--optim.lr_scheduler.warmup", "2step")
+# The first run is stopped in the first stage and killed in the second.
+SHORT_STAGES = (
+    *SHORT, "--stages", "[{until: 1, freeze: [backbone.*]}, {}]", "--optim.lr_scheduler.warmup", "2step",
+)  # fmt: skip
 # What depends on which images share a batch: batch norm, mixup.
 UNMIXED = ("--prepare.freeze", "[features.*.1.*]", "--loader.collate", "null", "--model.dropout", "0")
 EXAMPLES = {
@@ -67,7 +71,7 @@ EXAMPLES = {
     "reinforcement": Example("MeanLength", 195, short=("--dataset.train.episodes", "160", "--batch_size", "32")),
     "segmentation": Example("MeanIoU", 0.88),
     "self_supervised": Example("RecallAt1", 0.90),
-    "stages": Example("Accuracy", 0.96, short=(*SHORT, "--stages", "[{until: 1, freeze: [backbone.*]}, {}]")),
+    "stages": Example("Accuracy", 0.96, short=SHORT_STAGES),
     "stream": Example("loss", 0.002, lower=True, short=SHORT_STREAM),
     "text": Example("Accuracy", 0.99, fast=True),
     "vision_recipe": Example("Accuracy", 0.97, alone=UNMIXED),
