@@ -117,7 +117,7 @@ def test_a_changed_line_is_named(tmp_path: Path) -> None:
     file.write_text(file.read_text() + "# a line\n")
     ended = run(command, cwd=project, env=variables, timeout=600)
     assert ended.returncode == 0 and "are equal to the last bit" in ended.stdout, ended
-    assert "changed since the run:\n  common/optim/clip.py\n" in ended.stdout, ended
+    assert "changed since the run:\n  the code changed: common/optim/clip.py\n" in ended.stdout, ended
 
 
 @pytest.mark.slow
