@@ -52,7 +52,7 @@ def _compile(folder: Path) -> None:
     libraries = ["-ltorch", "-ltorch_cpu", "-ltorch_python", "-lc10"]
     folder.mkdir(exist_ok=True)
     command = [
-        compiler, "-O0", "-std=c++20", "-fPIC", "-shared", "-DTORCH_EXTENSION_NAME=emulated_kernels",
+        compiler, "-O0", "-std=c++20", "-fPIC", "-shared", "-D", "TORCH_EXTENSION_NAME=emulated_kernels",
         *(f"-isystem{path}" for path in includes), str(HERE / "emulator" / "emulator.cpp"),
         "-o", str(folder / "emulated_kernels.so"), f"-L{torch / 'lib'}", *libraries,
     ]  # fmt: skip

@@ -1,5 +1,6 @@
-// An emulated accelerator for PyTorch. Device memory is host memory and kernels are those of the CPU, so results are the
-// CPU's to the bit; but all that makes a device hard to use is kept: work is late, memory is poisoned, devices do not mix.
+// An emulated accelerator for PyTorch. Device memory is host memory and kernels are those of the CPU, so results are
+// the CPU's to the bit; but all that makes a device hard to use is kept: work is late, memory is poisoned, devices do
+// not mix.
 #include <ATen/autocast_mode.h>
 
 #include "operators.h"
@@ -31,9 +32,7 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, module) {
   module.impl("native_dropout", &native_dropout);
 }
 
-TORCH_LIBRARY_IMPL(_, PrivateUse1, module) {
-  module.fallback(torch::CppFunction::makeFromBoxedFunction<&fallback>());
-}
+TORCH_LIBRARY_IMPL(_, PrivateUse1, module) { module.fallback(torch::CppFunction::makeFromBoxedFunction<&fallback>()); }
 
 }  // namespace emulated
 

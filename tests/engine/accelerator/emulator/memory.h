@@ -10,7 +10,7 @@
 
 namespace emulated {
 
-constexpr int UNWRITTEN = 0xFF;        // each float of such bytes is NaN
+constexpr int UNWRITTEN = 0xFF;         // each float of such bytes is NaN
 constexpr unsigned char BEYOND = 0xA5;  // after the end of each block
 constexpr size_t GUARD = 64;
 constexpr size_t QUARANTINE = 64 << 20;  // bytes that are freed but not reused, so that late readers find NaN
@@ -21,7 +21,7 @@ struct Block {
   void* start;
   size_t bytes;
   DeviceIndex device;
-  Stream* home;                                  // the stream in which it was allocated
+  Stream* home;                                   // the stream in which it was allocated
   std::vector<std::pair<Stream*, int64_t>> used;  // other streams that said so (record_stream), and up to where
 };
 

@@ -1,4 +1,5 @@
-// Any operator: the CPU's kernel, on the same memory, later. The operator's meta kernel says what its results look like.
+// Any operator: the CPU's kernel, on the same memory, later. The operator's meta kernel says what its results look
+// like.
 #pragma once
 
 #include "tensors.h"
@@ -195,7 +196,8 @@ class Call {
       map_tensors(value, [&](const Tensor& tensor) {
         if (number < targets.size() && tensor.defined() && targets[number].defined() && tensor.numel() &&
             targets[number].numel()) {
-          bool fits = tensor.sizes() == targets[number].sizes() && tensor.scalar_type() == targets[number].scalar_type();
+          bool fits =
+              tensor.sizes() == targets[number].sizes() && tensor.scalar_type() == targets[number].scalar_type();
           TORCH_CHECK(fits, "EMULATOR: the meta kernel of ", name, " is wrong");
           targets[number].copy_(tensor);
         }
@@ -255,17 +257,18 @@ inline Tensor convolution(const Tensor& input, const Tensor& weight, const std::
   }
   auto format = input.dim() == 4 ? input.suggest_memory_format() : at::MemoryFormat::Contiguous;
   auto output = at::empty(size, input.options().memory_format(format));
-  current_stream(device).push([=, x = bare(input), w = bare(weight), b = has_bias ? bare(*bias) : Tensor(),
-                               y = bare(output), s = stride.vec(), p = padding.vec(), d = dilation.vec(),
-                               o = output_padding.vec()] {
-    y.copy_(at::convolution(x, w, b, s, p, d, transposed, o, groups));
-  });
+  current_stream(device).push(
+      [=, x = bare(input), w = bare(weight), b = has_bias ? bare(*bias) : Tensor(), y = bare(output), s = stride.vec(),
+       p = padding.vec(), d = dilation.vec(),
+       o = output_padding.vec()] { y.copy_(at::convolution(x, w, b, s, p, d, transposed, o, groups)); });
   return output;
 }
 
-inline std::tuple<Tensor, Tensor, Tensor> convolution_backward(
-    const Tensor& gradient, const Tensor& input, const Tensor& weight, IntArrayRef stride, IntArrayRef padding,
-    IntArrayRef dilation, bool transposed, IntArrayRef output_padding, int64_t groups, std::array<bool, 3> wanted) {
+inline std::tuple<Tensor, Tensor, Tensor> convolution_backward(const Tensor& gradient, const Tensor& input,
+                                                               const Tensor& weight, IntArrayRef stride,
+                                                               IntArrayRef padding, IntArrayRef dilation,
+                                                               bool transposed, IntArrayRef output_padding,
+                                                               int64_t groups, std::array<bool, 3> wanted) {
   auto device = input.device().index();
   check(device);
   std::vector<int64_t> biases{transposed ? weight.size(1) * groups : weight.size(0)};
@@ -275,8 +278,8 @@ inline std::tuple<Tensor, Tensor, Tensor> convolution_backward(
   std::array<Tensor, 3> targets = {bare(results[0]), bare(results[1]), bare(results[2])};
   current_stream(device).push([=, g = bare(gradient), x = bare(input), w = bare(weight), s = stride.vec(),
                                p = padding.vec(), d = dilation.vec(), o = output_padding.vec()] {
-    auto [first, second, third] = at::convolution_backward(g, x, w, at::OptionalIntArrayRef(biases), s, p, d,
-                                                           transposed, o, groups, wanted);
+    auto [first, second, third] =
+        at::convolution_backward(g, x, w, at::OptionalIntArrayRef(biases), s, p, d, transposed, o, groups, wanted);
     Tensor values[3] = {first, second, third};
     for (int number = 0; number < 3; ++number)
       if (wanted[number]) targets[number].copy_(values[number]);

@@ -54,7 +54,8 @@ inline void check(DeviceIndex device) {
   if (failures[device].empty() || is_working) return;
   auto text =
       "EMU error: device-side assert triggered\nEMU kernel errors might be asynchronously reported at some other API "
-      "call, so the stacktrace below might be incorrect.\n(emulated: " + failures[device] + ")";
+      "call, so the stacktrace below might be incorrect.\n(emulated: " +
+      failures[device] + ")";
   throw c10::AcceleratorError({__func__, __FILE__, __LINE__}, 710, text);
 }
 
