@@ -37,11 +37,7 @@ MIGRATION = """_migrations:
     command: sed s/old_key/new_key/ configs/mine.yaml > mine.new && mv mine.new configs/mine.yaml
   - version: v0.1.0
     command: exit 1"""
-# With clipping, since earlier versions measure the norm of gradients only then.
-TRAIN = (
-    "--name old --gpu_ids -1 --model.width 4 --optim.accumulate 2 --optim.ema.decay 0.9 --progress.iter_loss 5"
-    " --optim.clip_gradients 1000"
-)
+TRAIN = "--name old --gpu_ids -1 --model.width 4 --optim.accumulate 2 --optim.ema.decay 0.9 --progress.log_every 5"
 
 Call = Callable[..., str]
 
@@ -123,9 +119,9 @@ def edit(path: Path, pattern: str, new: str) -> None:
     path.write_text(text)
 
 
-def commands(title: str, source: Path) -> list[str]:
-    """Return the blocks of a section of the page, for this project, and without what pip would install."""
-    page = (TEMPLATE / "docs" / "updating.md").read_text(encoding="utf-8")
+def commands(title: str, source: Path, page: str = "updating.md") -> list[str]:
+    """Return the blocks of a section of a page, for this project, and without what pip would install."""
+    page = (TEMPLATE / "docs" / page).read_text(encoding="utf-8")
     section = page.partition(f"\n## {title}\n")[2].partition("\n## ")[0]
     blocks = re.findall(r"^```sh\n(.*?)^```$", section, flags=re.MULTILINE | re.DOTALL)
     own = " ".join(f"{key}={answer}" for key, answer in ANSWERS.items())
@@ -207,7 +203,7 @@ def goes_on(call: Call, project: Path) -> None:
     If this is red after a change of the engine that is meant to change numbers, CHANGELOG.md must say so, and states
     from before the change are compared no more.
     """
-    (block,) = commands("Earlier runs", project)
+    (block,) = commands("Before and after an update", project, "same.md")
     block = block.replace("experiments/default", "experiments/old").replace("epoch 45", "epoch 3")
     said = call(project, "sh", "-euc", block)
     assert "this resume is not guaranteed to be bit-exact or sample-exact: the code changed" in said

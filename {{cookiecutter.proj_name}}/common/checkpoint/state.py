@@ -167,7 +167,8 @@ class RunState:
         user = {**state["user"], **mine["user"]}
         user.pop(_DATA, None)
         new = {name for name, part in self.parts.items() if getattr(part, "may_be_new", False)}
-        if missing := {*(self.parts.keys() - state.keys() - new), *(self.user_parts.keys() - user.keys())}:
+        missing = (self.parts.keys() - state.keys() - new) | (self.user_parts.keys() - user.keys())
+        if missing:
             raise UserError(
                 f"{source} has no state of {', '.join(sorted(missing))}; only its weights can be used, not its state"
             )

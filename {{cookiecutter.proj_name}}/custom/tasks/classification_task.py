@@ -88,6 +88,6 @@ class ClassificationTask(Task):
                 text = f"{self.drawn_name(label)} -> {text}"
             if name:
                 text += f"\n{name if len(name) <= _LONGEST_NAME else '...' + name[3 - _LONGEST_NAME :]}"
-            is_right = label == prediction if "label" in known and label >= 0 else None
-            pictures.append(draw_labelled(image, text, is_right))
+            ok = label == prediction if "label" in known and label >= 0 else None
+            pictures.append(draw_labelled(image, text, ok=ok))
         return pictures
