@@ -171,7 +171,7 @@ def check_files(project: Path, answers: dict[str, str]) -> None:
         text = content.decode("utf-8")
         assert "\r" not in text, path
         assert not text or text.endswith("\n"), path
-        assert not re.search(r"\{\{ ?cookiecutter|cookiecutter\.", text), path
+        assert not re.search(r"\{\{ ?cookiecutter|cookiecutter\.(?!json)", text), path
         if path.endswith((".yaml", ".yml")):
             list(yaml.safe_load_all(text))
         elif path.endswith((".json", ".ipynb")):
