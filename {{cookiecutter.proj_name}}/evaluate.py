@@ -68,7 +68,7 @@ def read_config(argv: list[str]) -> Resolved[EvalConfig]:
 
 def evaluate(config: EvalConfig, path: Path, folder: Path, rank: Rank) -> str:
     """Build the parts that the config names, evaluate, and write the files. Returns the report; "" on other ranks."""
-    setup_log(config.monitor.log_level, config.monitor.levels, rank=rank.rank)
+    setup_log(config.monitor.log_level, rank=rank.rank)
     trained = load_task(config, path, read_checkpoint(path), rank)
     loaders = build_evaluation(config, config.split, rank, trained.seed)
     trained.task.classes = check_classes(config.model, {label(part.split, part.name): part.dataset for part in loaders})

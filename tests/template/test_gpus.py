@@ -90,7 +90,7 @@ def test_more_processes_than_gpus(project: Project) -> None:
     launcher = [*TORCHRUN[:-1], f"--nproc-per-node={count}"]
     done = project.run(*launcher, "train.py", *SMALL, "--gpu_ids", "all")
     assert done.returncode != 0
-    assert f"{count} process(es) were started on this host" in done.stderr
+    assert f"wants {count} process(es) on this host, and each needs one device" in done.stderr
 
 
 @pytest.mark.gpu("nccl")

@@ -126,7 +126,7 @@ class RunContext:
         step = None if resumed is None else resumed.step
         banner = "started again" if step is None else f"resumed at step {step}"
         file = self.paths.log_file(rank.rank)
-        setup_log(config.monitor.log_level, config.monitor.levels, rank=rank.rank, file=file, banner=banner)
+        setup_log(config.monitor.log_level, rank=rank.rank, file=file, banner=banner)
         if self.folder is not None:
             logger.info("started\n{}", environment_text(self.folder.record))
             checkpoints = CheckpointFolder(self.paths.checkpoints)

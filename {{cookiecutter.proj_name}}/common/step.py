@@ -202,6 +202,9 @@ class OptimizerStep:
         unchanged = _NOTHING if size else buffers_unchanged(self.task, self.own_buffers)
         with self.strategy.gradient_sync(update.model, is_last), unchanged:
             yield
+        if self.strategy.copy_gradients and not is_last:
+            for parameter in update.trained:
+                parameter.grad = None if parameter.grad is None else parameter.grad.clone()
 
     def _closure(self, gradients: Callable[[], Tensor | None]) -> Tensor:
         """Compute gradients and the mean loss over all processes, for optimizers such as LBFGS that call it repeatedly.

@@ -9,6 +9,7 @@ import hashlib
 import importlib.util
 import inspect
 import json
+import logging
 import tempfile
 import warnings
 from collections.abc import Callable, Mapping
@@ -199,7 +200,8 @@ def description(trained: Trained, model: Model, keys: Mapping[str, str | None], 
 
 def main(argv: list[str]) -> int:
     """Export, check and describe. Returns the exit code."""
-    setup_log("WARNING", {"torch.onnx": "ERROR"})
+    setup_log("WARNING")
+    logging.getLogger("torch.onnx").setLevel(logging.ERROR)
     warnings.simplefilter("ignore")  # of torch about itself; whether the program is right is measured
     parser = argparse.ArgumentParser(
         "python -m tools.export", description=__doc__.splitlines()[0], allow_abbrev=False,

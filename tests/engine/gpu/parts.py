@@ -1,6 +1,7 @@
 """What the runs on a device are made of: models, a dataset, and a plugin that notes what torch says at the end."""
 
 import json
+import os
 import sys
 from collections import defaultdict
 from pathlib import Path
@@ -10,7 +11,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from common.data.loader import Step
 from common.distributed import Rank
+from common.progress import Position
+from common.step import OptimizerStep
 from common.trainer import Trainer
 from tests.samples import Digits
 from custom.datasets.digits_dataset import DigitsDataset
@@ -84,6 +88,8 @@ class Many(Digits):
 def take_notes(trainer: Trainer) -> None:
     """Write down, when training ends, what carried the exchanges and what the compiler and its graphs did."""
     finish = trainer.finish
+    if "REFUSE_WAITS" in os.environ:
+        _refuse_waits(trainer)
 
     def noted() -> Any:
         outcome = finish()
@@ -113,6 +119,27 @@ def _notes(rank: Rank, folder: Path) -> dict[str, Any]:
         peaks = torch.accelerator.max_memory_allocated(index), torch.cuda.max_memory_allocated(index)
         notes["peaks"] = [*peaks, torch.cuda.max_memory_reserved(index)]
     return notes
+
+
+def _refuse_waits(trainer: Trainer) -> None:
+    """Let CUDA raise an error for each call within a step that waits for the device, from the fourth step on.
+
+    The first ones start libraries, which wait.
+    """
+    take, is_gpu = OptimizerStep.__call__, trainer.rank.device.type == "cuda"
+
+    def watched(self: OptimizerStep, step: Step, at: Position) -> bool:
+        if at.step == 3:
+            print("from here on, no step may wait", flush=True)
+        if is_gpu and at.step >= 3:
+            torch.cuda.set_sync_debug_mode("error")
+        try:
+            return take(self, step, at)
+        finally:
+            if is_gpu:
+                torch.cuda.set_sync_debug_mode("default")
+
+    OptimizerStep.__call__ = watched  # type: ignore[method-assign]
 
 
 def as_a_group() -> None:

@@ -57,6 +57,7 @@ def prepare(task: ModelHolder, config: PrepareConfig, dist: DistConfig, precisio
         strategy.about += ", channels last"
     if config.compile.enabled:
         strategy.about += ", compiled"
+        strategy.copy_gradients = config.compile.mode in ("reduce-overhead", "max-autotune")
     return strategy
 
 

@@ -53,9 +53,11 @@ class Strategy:
         precision: of the forward pass.
         frozen: the patterns of frozen parameters, and a function that unfreezes these.
         lockstep_forward: whether each forward pass needs all processes, so that all must make the same number of them.
+        copy_gradients: whether the next backward pass overwrites their memory, as CUDA graphs do.
     """
 
     lockstep_forward = False
+    copy_gradients = False
 
     def __init__(self, task: nn.Module, precision: Precision, about: str = "whole") -> None:
         self.about = about

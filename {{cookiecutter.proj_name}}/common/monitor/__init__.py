@@ -40,9 +40,6 @@ class MonitorConfig:
     """Logging and metrics."""
 
     log_level: Annotated[Level, Field(description="lowest level of log records that are kept")] = "INFO"
-    levels: Annotated[
-        dict[str, Level], Field(description="other levels for some modules, as in {common.trainer: DEBUG}")
-    ] = field(default_factory=dict)
     smooth: Annotated[int, Field(ge=1, description="steps over which the log line's losses are averaged")] = 20
     writers: Annotated[
         list[str | dict[str, Any]],

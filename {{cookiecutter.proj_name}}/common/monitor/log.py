@@ -5,7 +5,7 @@ import os
 import sys
 import warnings
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,6 @@ _files: list[Appender] = []  # of this run: at most one
 
 def setup_log(
     level: str = "INFO",
-    levels: Mapping[str, str] | None = None,
     *,
     rank: int = 0,
     file: Path | None = None,
@@ -36,23 +35,20 @@ def setup_log(
     Ranks above 0 send only errors to the terminal; give each of them its own file.
 
     A record may bind `best`, which highlights it on the terminal.
-    The terminal shows source locations if a level is DEBUG or lower.
+    The terminal shows source locations if the level is DEBUG or lower.
 
     Args:
         level: the lowest level shown, one of loguru's names.
-        levels: other levels for some modules and their submodules, as in `{"common.trainer": "DEBUG"}`.
     """
-    wanted = {"": level, **(levels or {})}
-    lowest = min(wanted.values(), key=lambda name: logger.level(name).no)
+    number = logger.level(level).no
     logger.remove()
     logger.configure(patcher=_add_place)
-    # diagnose would print the values of variables (data, passwords) in tracebacks. The filter selects by module; the
-    # level lets loguru drop records early that no module's level admits.
-    options: dict[str, Any] = {"filter": wanted, "diagnose": False, "backtrace": False}
+    # diagnose would print the values of variables (data, passwords) in tracebacks.
+    options: dict[str, Any] = {"diagnose": False, "backtrace": False}
     logger.add(
         _to_console,
-        level=lowest if rank == 0 else "ERROR",
-        format=_console_format(logger.level(lowest).no <= logger.level("DEBUG").no, rank),
+        level=level if rank == 0 else "ERROR",
+        format=_console_format(number <= logging.DEBUG, rank),
         colorize=sys.stderr.isatty() and "NO_COLOR" not in os.environ,
         **options,
     )
@@ -60,12 +56,10 @@ def setup_log(
         add_to_log(file, "", banner)
     _early.clear()
     _files[:] = [] if file is None else [Appender(file)]
-    logger.add(_files[0].write if _files else _early.append, level=lowest, format=_FILE, **options)
+    logger.add(_files[0].write if _files else _early.append, level=level, format=_FILE, **options)
     logging.basicConfig(handlers=[_ToLoguru()], force=True)
-    for name, threshold in wanted.items():
-        # At DEBUG libraries log a great deal (Pillow: a line for each block of a PNG), so they must be named for it.
-        number = logger.level(threshold).no
-        logging.getLogger(name).setLevel(number if name else max(number, logging.INFO))
+    # At DEBUG libraries log a great deal (Pillow: a line for each block of a PNG).
+    logging.getLogger().setLevel(max(number, logging.INFO))
     warnings.showwarning = _log_warning
 
 

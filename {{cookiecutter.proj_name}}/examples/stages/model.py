@@ -19,11 +19,11 @@ class TwoParts(nn.Module):
             nn.MaxPool2d(2),
             nn.Conv2d(width, 2 * width, 3, padding=1),
             nn.ReLU(),
-            nn.AdaptiveAvgPool2d(2),
+            nn.AvgPool2d(2),
             nn.Flatten(),
         )
         self.head = nn.Linear(8 * width, classes)
 
     def forward(self, image: Tensor) -> Tensor:
-        """Map images (B, 1, H, W) to logits (B, classes)."""
+        """Map images (B, 1, 8, 8) to logits (B, classes)."""
         return self.head(self.backbone(image))
