@@ -54,7 +54,7 @@ class Convolution(nn.Module):
             _stage(width, width),
             nn.MaxPool2d(2, ceil_mode=True),
             _stage(width, 2 * width),
-            nn.AvgPool2d(2),
+            nn.AdaptiveAvgPool2d(2),
         )
         self.head = nn.Sequential(nn.Flatten(), nn.Dropout(dropout), nn.Linear(8 * width, classes))
 
