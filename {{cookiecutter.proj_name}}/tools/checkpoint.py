@@ -48,6 +48,7 @@ def summary(path: Path, state: Mapping[str, Any]) -> str:
         **state["fingerprint"],
         "code": f"{len(state['fingerprint'].get('code', {}))} files",
     }
+    facts.pop("data", None)  # checksums of the samples that were read
     line = f"  {{:<{max(map(len, weights))}}}  {{:<8}} {{}}"
     tensors = [item for item in weights.values() if isinstance(item, Tensor)]
     frozen = list(state.get("frozen", ()))

@@ -19,6 +19,16 @@ from common.config.schema import EditorRule, nearest, suggestion
 F = TypeVar("F", bound=Callable[..., Any])
 Names = Collection[str]
 
+# Kind and name of the entries in library/ that a part brings.
+_OF_PARTS = {
+    "extras": "schedule.poly schedule.PolyLR schedule.multistep schedule.MultiStepLR schedule.exponential "
+    "schedule.ExponentialLR schedule.wsd schedule.trapezoid schedule.cosine_restarts schedule.onecycle "
+    "order.weighted order.balanced metric.ConfusionMatrix metric.AreaUnderCurve metric.MeanAveragePrecision",
+    "mixing": "dataset.Concat dataset.Repeat dataset.Subset collate.mixup collate.cutmix",
+    "pack": "dataset.TarDataset dataset.TarStream",
+    "trackers": "writer.mlflow writer.wandb",
+}
+
 
 def needs(package: str) -> None:
     """Leave out the file that calls this if a package is not installed. It imports the package where it uses it."""
@@ -107,8 +117,9 @@ class Registry:
             return self._entries[name]
         if "." in name or ":" in name:
             return import_path(name)
-        if name in ("mlflow", "wandb"):
-            raise UserError(f"the writer {name} needs the part trackers: make add PART=trackers")
+        for part, entries in _OF_PARTS.items():
+            if f"{self.kind}.{name}" in entries.split():
+                raise UserError(f"the {self.kind} {name} needs the part {part}: make add PART={part}")
         known = suggestion(name, sorted(self._entries), "known")
         remedy = f"add @{self.kind.upper()}_REGISTRY.register() to a class or function in {self._where_to_add}"
         left_out = "".join(f"\n      {line}" for line in self.left_out)
@@ -149,11 +160,11 @@ class Registry:
             known = f"one of {', '.join(sorted(self._entries))}"
             yield Problem(f"{key}.type", ABSENT if name is None else name, f"must name a {self.kind}", known)
             return
-        wrong = self.wrong_name(name, f"{key}.type" if "type" in section else key)
-        if wrong:
-            yield wrong
+        try:
+            target = self.get(name)
+        except UserError as error:
+            yield Problem(f"{key}.type" if "type" in section else key, name, str(error))
             return
-        target = self.get(name)
         given = {word: value for word, value in section.items() if word != "type" and word not in ignore}
         provided = self.find_supplied(target, given, mapped)
         strict = target in self._entries.values() or not is_foreign(target)
@@ -164,14 +175,6 @@ class Registry:
         """Return every entry by its name, in alphabetical order."""
         self.import_files()
         return dict(sorted(self._entries.items()))
-
-    def wrong_name(self, name: str, key: str) -> Problem | None:
-        """Return the problem of `name` at `key`, if there is no such entry."""
-        try:
-            self.get(name)
-        except UserError as error:
-            return Problem(key, name, str(error))
-        return None
 
     def find_supplied(self, target: Callable[..., Any], given: Names = (), mapped: Names = ()) -> tuple[str, ...]:
         """Return the arguments that do not come from the config, which gives the arguments `given`.
@@ -213,9 +216,10 @@ class Registered(EditorRule):
         """Problems of the name, and of a section's arguments."""
         if isinstance(value, str):
             yield from self.registry.import_files()
-            wrong = self.registry.wrong_name(value, key)
-            if wrong:
-                yield wrong
+            try:
+                self.registry.get(value)
+            except UserError as error:
+                yield Problem(key, value, str(error))
         elif value is not None:
             yield from self.registry.check(value, key, ignore=self.ignore)
 

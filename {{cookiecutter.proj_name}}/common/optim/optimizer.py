@@ -72,9 +72,16 @@ class OptimizerConfig:
         if decay and "weight_decay" not in known:
             yield Problem(f"{key}weight_decay", decay, f"{label} has none", "set it to 0")
         provided = tuple(name for name in _PROVIDED if name in known)
-        strict = _is_of_torch(cls) or not is_foreign(cls)
-        yield from check_arguments(cls, args, f"{key}args", lambda: label, provided, strict=strict)
-        if key and _needs_closure(cls):
+        is_of_torch = cls.__module__.startswith("torch.optim")
+        strict = is_of_torch or not is_foreign(cls)
+        wrong = list(check_arguments(cls, args, f"{key}args", lambda: label, provided, strict=strict))
+        yield from wrong
+        if args and is_of_torch and not wrong:
+            try:
+                cls([torch.zeros(1, 1)], lr=1.0, **fit_arguments(cls, args))  # type: ignore[call-arg]
+            except Exception as error:  # noqa: BLE001 - of whatever kind: it refuses a value
+                yield Problem(f"{key}args", args, f"{label} refuses these: {error}")
+        if key and needs_closure(cls):
             yield Problem(f"{key}optim_type", name, "needs a closure, and so all parameters")
 
 
@@ -128,28 +135,10 @@ def build_optimizer(
     return optimizer
 
 
-def needs_closure(optimizer: Optimizer) -> bool:
+def needs_closure(optimizer: Optimizer | type[Optimizer]) -> bool:
     """Return whether `step` must be given a function that computes the loss again and returns it (LBFGS)."""
-    return _needs_closure(type(optimizer))
-
-
-def _needs_closure(cls: type[Optimizer]) -> bool:
-    closure = inspect.signature(cls.step).parameters.get("closure")
+    closure = inspect.signature(optimizer.step).parameters.get("closure")
     return closure is not None and closure.default is inspect.Parameter.empty
-
-
-def _is_of_torch(cls: type[Optimizer]) -> bool:
-    return cls.__module__.startswith("torch.optim")
-
-
-def _construct(cls: type[Optimizer], config: OptimizerConfig, args: dict[str, Any], params: list[Any]) -> Optimizer:
-    arguments = fit_arguments(cls, args)
-    if "weight_decay" in parameter_names(cls):
-        # Always, so that 0 means 0: AdamW's own default would be 0.01.
-        arguments["weight_decay"] = config.weight_decay
-    optimizer = cls(params, lr=config.lr, **arguments)  # type: ignore[call-arg]  # the signature was checked
-    _watch_state(optimizer)
-    return optimizer
 
 
 def _build_part(
@@ -157,10 +146,16 @@ def _build_part(
 ) -> Optimizer:
     """Build an optimizer. Raises `UserError` if it refuses these parameters."""
     try:
-        return _construct(cls, config, args, groups)
+        arguments = fit_arguments(cls, args)
+        if "weight_decay" in parameter_names(cls):
+            # Always, so that 0 means 0: AdamW's own default would be 0.01.
+            arguments["weight_decay"] = config.weight_decay
+        optimizer = cls(groups, lr=config.lr, **arguments)  # type: ignore[call-arg]  # the signature was checked
     except Exception as error:
         hint = "optim.groups can give some parameters another optim_type"
         raise UserError(f"optim_type {cls.__name__} cannot train {type(model).__name__}: {error}; {hint}") from error
+    _watch_state(optimizer)
+    return optimizer
 
 
 def _own(cls: type[Optimizer], group: dict[str, Any]) -> dict[str, Any]:
