@@ -1,7 +1,6 @@
 """Predict for files: python predict.py --model_pt experiments/default --input FILES|FOLDER [--gpu_ids 0 ...]"""
 
 import argparse
-import csv
 import io
 import itertools
 import json
@@ -188,19 +187,10 @@ def in_lines(names: Sequence[str]) -> str:
     return names[0] if len(names) == 1 else "".join(f"\n  {name}" for name in (*names[:_SHOWN], *more))
 
 
-def rows_as_text(rows: list[dict[str, Any]], form: str, *, header: bool) -> bytes:
-    """Rows as lines of JSON or CSV, where lists and dicts are JSON too."""
-    text = io.StringIO(newline="")
-    if form == "jsonl":
-        text.writelines(f"{json.dumps(plain(row), ensure_ascii=False)}\n" for row in rows)
-    elif rows:
-        writer = csv.DictWriter(text, rows[0])
-        if header:
-            writer.writeheader()
-        for row in plain(rows):
-            nested = {key: json.dumps(value) for key, value in row.items() if isinstance(value, (dict, list))}
-            writer.writerow(row | nested)
-    return text.getvalue().encode(errors="backslashreplace")
+def rows_as_text(rows: list[dict[str, Any]]) -> bytes:
+    """Return the rows as lines of JSON."""
+    lines = [f"{json.dumps(plain(row), ensure_ascii=False)}\n" for row in rows]
+    return "".join(lines).encode(errors="backslashreplace")
 
 
 def brief(row: Mapping[str, Any]) -> str:
@@ -216,21 +206,20 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--model_pt", required=True, help="checkpoint, or the folder of a run: its best one")
     parser.add_argument("--input", required=True, nargs="+", help="files, folders to search; of texts: lines, or -")
     parser.add_argument("--out", type=Path, help="folder to write to; by default <run>/predict, or predict-2, ...")
-    parser.add_argument("--format", choices=["jsonl", "csv"], default="jsonl")
     is_true: dict[str, Any] = {"nargs": "?", "const": True, "default": False, "type": lambda word: word == "true"}
     parser.add_argument("--pictures", **is_true, metavar="true", help="draw a picture for each file")
     options, settings = parser.parse_known_args(argv)  # all others are settings, as of evaluate.py
     predictor = Predictor(options.model_pt, *settings)
     files = find_files(options.input, predictor.trained.section()[1])
     folder = options.out or unused_path(RunPaths.of_checkpoint(predictor.trained.path).root / "predict")
-    for earlier in folder.glob("predictions.*"):
-        raise UserError(f"--out {folder} has {earlier.name} already; name another folder, or delete that file")
-    target, skipped, done = folder / f"predictions.{options.format}", list[str](), 0
+    target, skipped, done = folder / "predictions.jsonl", list[str](), 0
+    if target.exists():
+        raise UserError(f"--out {folder} has {target.name} already; name another folder, or delete that file")
     with output_file(folder):
         folder.mkdir(parents=True, exist_ok=True)
         with atomic_file(target) as file, tqdm(total=len(files), unit="file", disable=None) as bar:
             for batch in predictor.run(files, pictures=options.pictures):
-                file.write(rows_as_text(batch.rows, options.format, header=done == 0))
+                file.write(rows_as_text(batch.rows))
                 for number, (row, picture) in enumerate(zip(batch.rows, batch.pictures, strict=False), done):
                     stem = os.fsencode(Path(row["file"]).stem)[:150].decode(errors="ignore")  # a name has 255 bytes
                     save_png(folder / "pictures" / f"{number:06}_{stem}.png", picture.image)
@@ -240,6 +229,5 @@ def main(argv: list[str]) -> int:
                 bar.update(len(batch.rows) + len(batch.unreadable))
     if skipped:
         logger.error("{} of {} files cannot be read: {}", len(skipped), len(files), in_lines(skipped))
-    many = "s" * (done != 1)
-    logger.info("{} prediction{} of {}: {}", done, many, shown_path(predictor.trained.path), shown_path(target))
+    logger.info("{} predicted by {}: {}", done, shown_path(predictor.trained.path), shown_path(target))
     return int(bool(skipped))

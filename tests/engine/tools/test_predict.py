@@ -39,7 +39,7 @@ def test_nothing_is_overwritten(run: Path, tmp_path: Path, capfd: pytest.Capture
     words = ["--model_pt", str(run), "--input", str(image), "--pictures"]
     earlier = {folder: (folder / "predictions.jsonl").read_bytes() for folder in run.glob("predict*")}
     assert predict.main(words) == predict.main(words) == 0
-    assert "1 prediction of " in capfd.readouterr().err
+    assert "1 predicted by " in capfd.readouterr().err
     folders = sorted(run.glob("predict*"), key=lambda folder: (len(folder.name), folder.name))
     assert [folder.name for folder in folders][-1] == f"predict-{len(earlier) + 2}"
     assert all((folder / "predictions.jsonl").read_bytes() == text for folder, text in earlier.items())

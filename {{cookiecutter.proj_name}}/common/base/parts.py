@@ -12,6 +12,7 @@ from common.base.errors import UserError
 from common.base.files import PROJECT
 
 KEYS = {
+    "checkpoint.after_save": "after_save",
     "dist.reduction": "reduction",
     "dist.shard_size": "fsdp",
     "dist.strategy": "fsdp",

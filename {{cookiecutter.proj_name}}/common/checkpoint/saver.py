@@ -1,13 +1,10 @@
 """Saving in the background: the loop waits for a copy in memory, and a thread writes it to disk."""
 
-import os
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager
-from dataclasses import field
-from itertools import product
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import torch
 from loguru import logger
@@ -15,13 +12,12 @@ from pydantic import Field
 from torch import Tensor
 
 from common.base.errors import UserError
-from common.base.files import warn_on_oserror, why_unwritten
+from common.base.files import why_unwritten
 from common.base.nested import map_leaves
-from common.checkpoint.after_save import AfterSave
+from common.base.parts import sections
 from common.checkpoint.checksum import weights_digest
 from common.checkpoint.folder import CheckpointFolder
 from common.config import section
-from common.config.registry import AFTER_SAVE_REGISTRY, RegisteredList
 from common.distributed import Rank, has_streams
 from common.distributed.sharded import is_sharded, local
 
@@ -34,11 +30,10 @@ class CheckpointConfig:
     background: Annotated[bool, Field(description="write during training, from a copy in host memory (rank 0)")] = True
     frozen: Annotated[bool, Field(description="false: omit what is not trained; a resume reloads its source")] = True
     failures: Annotated[int, Field(ge=1, description="failed saves in a row (full disk, ...) that end the run")] = 3
-    after_save: Annotated[
-        list[str | dict[str, Any]],
-        RegisteredList(AFTER_SAVE_REGISTRY),
-        Field(description="functions called with each saved file, in the background: uploads; see docs/resume.md"),
-    ] = field(default_factory=list)
+
+
+if not TYPE_CHECKING:  # to the type checker, the core does not have the keys of parts
+    CheckpointConfig = section(sections(CheckpointConfig))
 
 
 class Saver(AbstractContextManager["Saver"]):
@@ -49,6 +44,8 @@ class Saver(AbstractContextManager["Saver"]):
 
     Attributes:
         saved_step: step of the newest checkpoint, written by this process or resumed from; None if there is none.
+        after_write: functions to call with each file that was written, and its step, from the thread that writes.
+        at_end: functions to call when training ends, with a function that returns the signal that ended it, or 0.
     """
 
     def __init__(self, folder: CheckpointFolder, config: CheckpointConfig, rank: Rank) -> None:
@@ -57,8 +54,8 @@ class Saver(AbstractContextManager["Saver"]):
         self.rank = rank
         self._buffers: dict[tuple[Any, ...], Tensor] = {}
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
-        calls = config.after_save if rank.is_main and os.environ.get("AFTER_SAVE") != "off" else []
-        self._after_save = [AfterSave(section) for section in calls]
+        self.after_write: list[Callable[..., object]] = []
+        self.at_end: list[Callable[..., object]] = []
         self._pending: Future[None] | None = None
         self.saved_step: int | None = None
         self._saved_at = time.monotonic()
@@ -111,13 +108,13 @@ class Saver(AbstractContextManager["Saver"]):
             wait([self._pending])
 
     def finish(self, stopped_by: Callable[[], int] = lambda: 0) -> None:
-        """Wait, also for the functions of `after_save`; not long if a signal, `stopped_by`, ends the run.
+        """Wait, also for the functions in `at_end`; not long if a signal, `stopped_by`, ends the run.
 
         Raises like `save`, and also if the last save failed, since the run is then incomplete.
         """
         self.wait()
-        for function in self._after_save:
-            function.finish(stopped_by)
+        for function in self.at_end:
+            function(stopped_by)
         if self._failed:
             raise UserError(f"the last checkpoint could not be written; {self.folder.last_good}")
 
@@ -149,9 +146,9 @@ class Saver(AbstractContextManager["Saver"]):
         except FileNotFoundError:  # the run's folder was moved or deleted in the meantime
             self.folder.folder.mkdir(parents=True, exist_ok=True)
             paths = self.folder.save(state, step=number, best=best)
-        for path, function in product(paths, self._after_save):
-            with warn_on_oserror(f"a link to {path.name} for checkpoint.after_save"):
-                function.add(path, step)
+        for path in paths:
+            for function in self.after_write:
+                function(path, step)
         names = ", ".join(path.name for path in paths)
         level = "INFO" if len(paths) > 1 else "DEBUG"  # latest.pt alone is no news, with a line for each epoch
         logger.log(level, "saved {} (step {}, {:.2f} s)", names, step, time.monotonic() - self._saved_at)

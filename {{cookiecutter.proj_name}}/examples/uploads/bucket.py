@@ -7,7 +7,7 @@ from typing import Any
 from fsspec.core import url_to_fs
 from loguru import logger
 
-from common.checkpoint.after_save import Saved
+from parts.after_save.calls import Saved
 
 
 class Upload:

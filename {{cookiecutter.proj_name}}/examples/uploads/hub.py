@@ -6,10 +6,10 @@ from tempfile import TemporaryDirectory
 from huggingface_hub import HfApi
 from loguru import logger
 
-from common.checkpoint.after_save import Saved
 from common.checkpoint.file import read_checkpoint
 from common.checkpoint.weights import averaged_state_dict
 from common.config import dump
+from parts.after_save.calls import Saved
 from tools.checkpoint import export
 
 CARD = """---

@@ -1,6 +1,5 @@
 """predict.py and its Python door: what is read, how it is prepared, what is written, and what is refused."""
 
-import csv
 import io
 import json
 import re
@@ -108,11 +107,6 @@ def test_a_folder_is_predicted_as_the_run_would_see_it(
     assert [json.loads(line) for line in lines] == rows
     drawn = sorted(path.name for path in (run / "predict" / "pictures").iterdir())
     assert drawn == [f"{at:06}_{file.stem}.png" for at, file in enumerate(files)]
-    assert predict.main([*words, "--format", "csv", "--out", str(tmp_path / "out"), "--task.top", "1"]) == 0
-    with (tmp_path / "out" / "predictions.csv").open(newline="") as file:
-        table = list(csv.DictReader(file))
-    assert [float(row["probability"]) for row in table] == [row["probability"] for row in rows]
-    assert json.loads(table[0]["top"]) == {rows[0]["class"]: rows[0]["probability"]}
 
 
 def test_files_that_cannot_be_read(run: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -12,15 +12,15 @@ from typing import Any
 
 from loguru import logger
 
+from common.base.files import warn_on_oserror
 from common.checkpoint.file import link_file
 from common.config.registry import AFTER_SAVE_REGISTRY
 
 # How long the end of a run waits at most, by the signal that ended it; 0: none. Clusters kill a job 30 s after theirs.
 _WAIT_S = {0: 600.0, signal.SIGINT: 1.0, signal.SIGTERM: 20.0}
-_POLL_S = 0.1
 
 
-@dataclass(frozen=True)
+@dataclass
 class Saved:
     """A checkpoint that was written.
 
@@ -49,7 +49,7 @@ class AfterSave:
 
     def __init__(self, section: str | Mapping[str, Any]) -> None:
         self._function = AFTER_SAVE_REGISTRY.build(section)
-        self._what = f"checkpoint.after_save, {section if isinstance(section, str) else section['type']}"
+        self._what = f"checkpoint.after_save {section}"
         self._waiting: dict[str, Saved] = {}
         self._names = Queue[str]()
         threading.Thread(target=self._work, name="after_save", daemon=True).start()
@@ -57,13 +57,14 @@ class AfterSave:
     def add(self, path: Path, step: int) -> None:
         """Call the function with this file, once it has returned from those before."""
         link = path.with_name(f".{path.name}.{time.monotonic_ns()}.tmp")
-        link_file(path, link)
-        saved = Saved(link, path.name, step, path.parents[1])
-        weakref.finalize(saved, link.unlink, missing_ok=True)
-        self._waiting[path.name] = saved
-        self._names.put(path.name)
+        with warn_on_oserror(f"a link to {path.name} for checkpoint.after_save"):
+            link_file(path, link)
+            saved = Saved(link, path.name, step, path.parents[1])
+            weakref.finalize(saved, link.unlink, missing_ok=True)
+            self._waiting[path.name] = saved
+            self._names.put(path.name)
 
-    def finish(self, stopped_by: Callable[[], int] = lambda: 0) -> None:
+    def finish(self, stopped_by: Callable[[], int]) -> None:
         """Wait until no file is left, not long after a signal.
 
         Args:
@@ -75,7 +76,7 @@ class AfterSave:
             if time.monotonic() > began + _WAIT_S.get(number, _WAIT_S[signal.SIGTERM]):
                 logger.warning("{} did not finish and was abandoned", self._what)
                 return
-            time.sleep(_POLL_S)
+            time.sleep(0.1)
             if number != stopped_by():
                 number = stopped_by()
                 began = time.monotonic()

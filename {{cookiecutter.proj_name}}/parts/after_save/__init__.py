@@ -1,0 +1,1 @@
+"""Functions that are called with each saved checkpoint, in the background: uploads, copies to another disk."""

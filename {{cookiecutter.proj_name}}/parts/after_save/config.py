@@ -1,0 +1,20 @@
+"""What this part adds to the configuration: `checkpoint.after_save`."""
+
+from dataclasses import field
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from common.config import section
+from common.config.registry import AFTER_SAVE_REGISTRY, RegisteredList
+
+
+@section
+class CheckpointConfig:
+    """The key that this part adds to the section `checkpoint`."""
+
+    after_save: Annotated[
+        list[str | dict[str, Any]],
+        RegisteredList(AFTER_SAVE_REGISTRY),
+        Field(description="functions called with each saved file, in the background: uploads"),
+    ] = field(default_factory=list)
