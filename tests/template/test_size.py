@@ -13,12 +13,12 @@ from support import REPO, TEMPLATE, Render
 # Tokens of code, without comments and docstrings; lines are free, so write plain ones. "own": all Python but tests and
 # examples; "files": of any kind. Each number: the limit, which is what was reached and may only fall, and the aim.
 SIZE = {
-    ("core", "own"): (101_814, 75_000),
+    ("core", "own"): (101_804, 75_000),
     ("core", "tests"): (41_564, 32_000),
-    ("core", "files"): (238, 170),
-    ("usual", "own"): (129_481, 105_000),
+    ("core", "files"): (237, 170),
+    ("usual", "own"): (129_476, 105_000),
     ("usual", "tests"): (60_641, 56_000),
-    ("all", "own"): (167_538, 160_000),
+    ("all", "own"): (167_533, 160_000),
     ("all", "tests"): (79_696, 74_000),
 }
 WORDS = {

@@ -38,9 +38,9 @@ def read(folders: Sequence[Path]) -> list[RunFiles]:
 def row_of(run: RunFiles, keys: Sequence[str]) -> Row:
     """Return the columns of a run; of its config, the values of `keys`."""
     row: Row = {"run": run.name, "state": run.state}
-    if run.best:
-        row |= {"metric": run.best["metric"], "best": run.best["value"], "at": run.best["step"]}
     row |= {key: run.config[key] for key in keys if key in run.config}
+    if run.best:  # after a key `metric`, of a run without metrics
+        row |= {"metric": run.best["metric"], "best": run.best["value"], "at": run.best["step"]}
     row |= compare.results(run)
     row |= {"step": run.step, "epoch": max((each.get("epoch", 0) for each in run.records), default=0)}
     row["time"] = timedelta(seconds=round(compare.seconds(run)))
@@ -60,7 +60,7 @@ def columns(rows: Sequence[Row], keys: Sequence[str]) -> list[str]:
         if name != total and all(row.get(name) == row.get(total) for row in rows):
             results.remove(name)
     ordered = ["run", "state", "metric", "best", "at", *keys, *results, "step", "epoch", "time", "remark"]
-    return [name for name in ordered if name in found]
+    return [name for name in dict.fromkeys(ordered) if name in found]
 
 
 def sort_rows(rows: list[Row], by: str, names: Sequence[str], *, reverse: bool = False) -> list[Row]:
