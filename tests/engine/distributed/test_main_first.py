@@ -24,7 +24,7 @@ def prepare(trainer: Trainer) -> None:
             raise RuntimeError("cannot be prepared")
         if number == 0:
             assert not any(folder.iterdir()), "others were here first"
-            time.sleep(3)
+            time.sleep(7)
             made.touch()
         else:
             assert made.exists(), "rank 0 is not done"
@@ -38,7 +38,7 @@ def test_rank_0_goes_first(runs: Runs) -> None:
     """The others wait, for longer than dist.timeout, and no process leaves before all have been through."""
     folder = runs.root / "prepared"
     folder.mkdir()
-    words = [*FAST, "--plugins", "[engine.distributed.test_main_first:prepare]", "--dist.timeout", "2"]
+    words = [*FAST, "--plugins", "[engine.distributed.test_main_first:prepare]", "--dist.timeout", "5"]
     ended = start_ranks(runs.root, 3, runs.words(*words), environment={"PREPARED": str(folder)})
     assert ended.codes == [0, 0, 0], "\n".join(ended.texts)
 

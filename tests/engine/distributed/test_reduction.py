@@ -87,7 +87,9 @@ KINDS = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "kind", [pytest.param(kind, marks=[pytest.mark.full] * (kind != "everything")) for kind in KINDS]
+)
 def test_the_same_bits_on_any_number_of_processes(runs: Runs, kind: str) -> None:
     worlds, words = KINDS[kind]
     given = ["16" if word == "8" and kind == "16 leaves" else word for word in FIXED]

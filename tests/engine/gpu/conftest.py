@@ -20,6 +20,13 @@ STRICT = ["--dist.deterministic", "strict"]
 NET = ["--model", "{$REPLACE: true, type: engine.gpu.parts.Net}"]
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Without a GPU, the slow ones only try the tests themselves: `make test-full` does."""
+    for item in items:
+        if item.path.parent == Path(__file__).parent and item.get_closest_marker("slow"):
+            item.add_marker("full")
+
+
 @dataclass(frozen=True)
 class Run:
     """A run that has ended: its folder, its exit codes, and what it wrote to the terminal."""
