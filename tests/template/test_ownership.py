@@ -46,6 +46,7 @@ def everyday(project: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.parametrize("parts", ["schema", pytest.param("some", marks=pytest.mark.full)])
 def test_the_samples_may_be_deleted(render: Render, tmp_path: Path, parts: str) -> None:
     """Every part of custom/ goes with its tests, and the config names others: here those of the tests.
@@ -79,6 +80,7 @@ def test_the_samples_may_be_deleted(render: Render, tmp_path: Path, parts: str) 
 
 
 @pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.parametrize("parts", ["schema", pytest.param("all", marks=pytest.mark.full)])
 def test_the_loop_and_the_defaults_may_be_edited(render: Render, tmp_path: Path, parts: str) -> None:
     """Eight lines in the loop, another name, length and rate in default.yaml, and every recipe of the
