@@ -1,4 +1,4 @@
-"""python -m tools.runs, of runs that are told apart by other keys than usual."""
+"""python -m tools.runs, of runs that other keys than usual distinguish."""
 
 import csv
 import io
