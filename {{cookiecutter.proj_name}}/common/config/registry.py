@@ -118,7 +118,7 @@ class Registry:
         if "." in name or ":" in name:
             return import_path(name)
         for part, entries in _OF_PARTS.items():
-            if f"{self.kind}.{name}" in entries.split():
+            if f"{self.kind}.{name}" in entries.split() and not self.left_out:
                 raise UserError(f"the {self.kind} {name} needs the part {part}: make add PART={part}")
         known = suggestion(name, sorted(self._entries), "known")
         remedy = f"add @{self.kind.upper()}_REGISTRY.register() to a class or function in {self._where_to_add}"
