@@ -38,6 +38,8 @@ class Change:
         return f"{self.key} {self.old} -> {self.new}"
 
     def __str__(self) -> str:
+        if self.key == "checkpoint.after_save":  # the arguments may be credentials
+            return f"  {self.key} is not what it was in the checkpoint"
         return f"  {self.key}: {self.old!r} in the checkpoint, {self.new!r} now"
 
 

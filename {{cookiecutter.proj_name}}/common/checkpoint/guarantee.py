@@ -95,8 +95,9 @@ def unknowns(run: RunState) -> list[str]:
         reasons.append(f"dataset {_path(type(innermost(dataset)))} restores its own state")
     reasons += [f"{name}, registered by a plugin, restores its own state" for name in run.user_parts]
     reasons += [f"plugin {name}" for name in run.about["config"]["plugins"]]
-    calls = run.about["config"]["checkpoint"].get("after_save", ())
-    reasons += [f"checkpoint.after_save {call}" for call in calls]
+    for call in run.about["config"]["checkpoint"].get("after_save", ()):
+        name = call if isinstance(call, str) else call["type"]  # its arguments may be credentials
+        reasons.append(f"checkpoint.after_save {name}")
     return reasons
 
 

@@ -49,7 +49,8 @@ class AfterSave:
 
     def __init__(self, section: str | Mapping[str, Any]) -> None:
         self._function = AFTER_SAVE_REGISTRY.build(section)
-        self._what = f"checkpoint.after_save {section}"
+        name = section if isinstance(section, str) else section["type"]  # its arguments may be credentials
+        self._what = f"checkpoint.after_save {name}"
         self._waiting: dict[str, Saved] = {}
         self._names = Queue[str]()
         threading.Thread(target=self._work, name="after_save", daemon=True).start()

@@ -7,7 +7,7 @@ import pytest
 
 from common.config import ConfigError
 from parts.after_save.calls import Saved
-from tests.conftest import Runs, load, same
+from tests.conftest import PROJECT, Runs, load, same
 
 HERE = "tests.parts.after_save.test_after_save"
 
@@ -33,6 +33,25 @@ def test_each_file_is_handed_over_and_a_failure_is_said(runs: Runs, capsys: pyte
     assert f"{HERE}:copy" in said
     assert "failed with latest.pt of step 5: ConnectionError: no route to host" in said
     assert not list(folder.glob("checkpoints/.*"))
+
+
+def refuse(saved: Saved, key: str) -> None:
+    """Fail, as an upload does whose key is no longer valid."""
+    raise PermissionError("refused")
+
+
+def test_no_log_shows_an_argument(runs: Runs) -> None:
+    """It may be a key: neither the first lines, nor a failure, nor a resume with another one writes it."""
+    config = runs.root / "keys.yaml"
+    base = f"$BASE: {PROJECT}/tests/base.yaml\ncheckpoint: {{after_save: [{{type: '{HERE}:refuse', key: "
+    config.write_text(f"{base}s3cret-1}}]}}\n")
+    folder = runs.train("--config", str(config))
+    config.write_text(f"{base}s3cret-2}}]}}\n")
+    runs.train("--config", str(config), "--resume", str(folder), "--progress.epoch", "4")
+    said = (folder / "train.log").read_text()
+    assert f"checkpoint.after_save {HERE}:refuse failed with" in said
+    assert "checkpoint.after_save is not what it was" in said and "not compared: checkpoint.after_save" in said
+    assert "s3cret" not in said
 
 
 def test_a_mistake_is_said_before_the_start(runs: Runs) -> None:
