@@ -36,9 +36,6 @@ class Meter:
         window: optimizer steps averaged in the smooth values.
         reduce: sums a float64 tensor over all processes, in place. With it, `first_bad_step` and `read` are
             collectives: every process must call them at the same steps. None in a single process.
-
-    Attributes:
-        watch: called with each step and its loss, over all processes, when they are read; None: not called.
     """
 
     def __init__(self, window: int = 20, reduce: Callable[[Tensor], Any] | None = None) -> None:
@@ -47,7 +44,6 @@ class Meter:
         self._recent: deque[dict[str, _Sum]] = deque(maxlen=window)  # steps
         self._bad: tuple[int, str] | None = None
         self.bad_here: tuple[int, str] | None = None  # of this process' own losses: the first bad step, and which loss
-        self.watch: Callable[[int, float], None] | None = None
 
     def add(self, step: int, losses: Mapping[str, Tensor], samples: int) -> None:
         """Keep the losses from a `LossFactory` for `samples` samples of this process in step `step`, from 1 up.
@@ -98,9 +94,6 @@ class Meter:
             steps = {step: {name: next(rows) for name in sums} for step, sums in steps.items()}
         self._bad = self._bad or _first_bad(steps)
         self._recent.extend(steps.values())
-        for step, sums in steps.items():
-            if self.watch is not None and "loss" in sums:  # there is no sum of several updates (GANs)
-                self.watch(step, _mean([sums["loss"]]))
 
 
 def to_floats(losses: Sequence[Mapping[str, Tensor]]) -> list[dict[str, float]]:

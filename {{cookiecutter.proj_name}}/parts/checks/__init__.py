@@ -1,1 +1,1 @@
-"""Warnings of probable mistakes: in data, labels and losses, in how data are read, and of a loss that diverges."""
+"""Warnings of probable mistakes: in data, labels and losses, and in how data are read."""

@@ -1,4 +1,4 @@
-"""Look for probable mistakes before and during training."""
+"""Look for probable mistakes before the first step, and for training that waits for its data."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,7 +15,6 @@ from common.run_context import RunContext
 from common.task import Task
 from common.trainer import Trainer
 from parts.checks.class_counts import describe_classes, warn_of_empty_classes, warn_of_sorted_classes
-from parts.checks.divergence import Divergence
 from parts.checks.first_batch import FirstBatch, warn_of_range
 from parts.checks.shared_samples import warn_of_shared_samples
 from parts.checks.slow_data import SlowDataAdvice, warn_of_busy_machine
@@ -42,7 +41,6 @@ def around(run: RunContext, trainer: Trainer) -> Iterator[None]:
             warn_of_sorted_classes(trainer.stream, trainer.read["train"].seen)
         warn_of_busy_machine(run.rank)
         trainer.evaluator.after_sanity_check.append(FirstBatch(trainer))
-        trainer.monitor.meter.watch = Divergence(trainer)
     trainer.monitor.after_log.append(SlowDataAdvice(trainer.config.num_workers, run.rank, trainer.at))
     yield
 
