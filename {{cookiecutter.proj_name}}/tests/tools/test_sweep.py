@@ -16,7 +16,7 @@ from common.base.errors import UserError
 from tests.conftest import ENVIRONMENT, PROJECT, SMALL, run
 from tools.sweep import __main__ as sweep
 from tools.sweep.runs import devices
-from tools.sweep.space import draw, read_space, run_name
+from tools.sweep.space import grid, read_space, run_name
 
 # A plugin: the run with this name fails while there is a file `spoil`; all are slow while there is a file `slow`.
 PLUGIN = """
@@ -46,19 +46,10 @@ MISTAKES = {
     "unknown key": (["--grid", "optim.lrr=1,2"], "did you mean optim.lr?"),
     "wrong value": (["--grid", "optim.lr=1e-3,fast"], "optim.lr = 'fast'"),
     "swept and set": (["--grid", "optim.lr=1,2", "--optim.lr", "3"], "among the values to try, and also set"),
-    "no values": ([], "which values"),
-    "two kinds": (["--grid", "optim.lr=1,2", "--random", "optim.lr=log:1:2"], "which values"),
     "no equals sign": (["--grid", "optim.lr"], "'optim.lr': write key=value,value"),
     "twice": (["--grid", "optim.lr=1,2", "optim.lr=3"], "optim.lr is given twice"),
     "equal values": (["--grid", "optim.lr=1,1"], "the values must differ"),
-    "how many": (["--random", "optim.lr=log:1e-3:1"], "--trials 20"),
-    "logarithm of 0": (["--random", "optim.lr=log:0:1", "--trials", "2"], "must be above 0"),
-    "upside down": (["--random", "optim.lr=log:1:0.1", "--trials", "2"], "the first bound must be the lower"),
-    "half a width": (["--random", "model.width=int:1:2.5", "--trials", "2"], "must be integers"),
-    "not a range": (["--random", "optim.lr=log:1", "--trials", "2"], "is not a range; write log:1e-5:1e-1"),
-    "how to draw": (["--random", "optim.lr=1e-5:1e-1", "--trials", "2"], "is not a range; write log:1e-5:1e-1"),
-    "one trial": (["--random", "model.width=4", "--trials", "2"], "this space has only one trial;"),
-    "too many": (["--random", "model.width=int:4:6", "--trials", "9"], "only 3 different trials"),
+    "too many": (["--grid", "model.width=4,5", "--trials", "3"], "--trials 3: must be from 1 to 2, the number of"),
     "its own array": (["--grid", "optim.lr=1,2", "--slurm", "--slurm.array", "0-3"], "the sweep numbers its runs"),
 }
 
@@ -79,19 +70,19 @@ def test_names_are_short_and_safe() -> None:
     assert len(run_name({"loss": "x" * 300})) < 110
 
 
-def test_lists_are_one_value_and_ranges_are_kept() -> None:
-    assert read_space(["a.b=[1,2],[3]", 'c={x: 1, y: "1,2"},d'], ranges=False) == {
+def test_lists_are_one_value() -> None:
+    assert read_space(["a.b=[1,2],[3]", 'c={x: 1, y: "1,2"},d']) == {
         "a.b": ["[1,2]", "[3]"], "c": ['{x: 1, y: "1,2"}', "d"],
     }  # fmt: skip
-    space = read_space(["lr=log:1e-5:1e-1", "drop=float:0:0.5", "width=logint:4:64", "kind=a,b"], ranges=True)
-    found = draw(space, 200, seed=1)
-    assert found[:20] == draw(space, 20, seed=1)
-    assert found != draw(space, 200, seed=2)
-    rates = [float(each["lr"]) for each in found]
-    assert all(1e-5 <= rate <= 1e-1 for rate in rates)
-    assert 60 < sum(rate < 1e-3 for rate in rates) < 140  # half of them lie in the lower half of the exponents
-    assert all(4 <= int(each["width"]) <= 64 and 0 <= float(each["drop"]) <= 0.5 for each in found)
-    assert {each["kind"] for each in found} == {"a", "b"}
+
+
+def test_some_combinations_at_random() -> None:
+    """All different; more of them begin with the same ones, and another seed with others."""
+    space = read_space([f"{key}=1,2,3,4,5" for key in "abc"])
+    found = grid(space, 100, seed=1)
+    assert len({tuple(each.values()) for each in found}) == 100
+    assert found[:20] == grid(space, 20, seed=1)
+    assert found[:20] != grid(space, 20, seed=2)
 
 
 def test_runs_at_a_time_share_the_gpus_equally() -> None:

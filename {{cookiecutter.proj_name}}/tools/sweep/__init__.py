@@ -1,1 +1,1 @@
-"""Training once for each of many values, chosen by a grid or at random."""
+"""Training once for each of many values, of a grid, or some of them at random."""

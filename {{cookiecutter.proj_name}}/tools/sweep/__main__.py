@@ -19,14 +19,14 @@ from common.run.paths import PROJECT, RunPaths
 from cli.program import run
 from cli.stored_config import train_config
 from tools.sweep.runs import SweepFolder, devices, run_trials
-from tools.sweep.space import SPEC, Trial, draw, grid, read_space, run_name
+from tools.sweep.space import Trial, grid, read_space, run_name
 from custom.config import Config
 
 SLURM = PROJECT / "scripts" / "slurm.sh"
 
 
 def read_command(argv: Sequence[str]) -> argparse.Namespace:
-    """Read the options; `space` read, and as `words` the settings of train.py.
+    """Read the options; `values` read, and as `words` the settings of train.py.
 
     Raises `UserError` if they make no sweep.
     """
@@ -36,27 +36,19 @@ def read_command(argv: Sequence[str]) -> argparse.Namespace:
     )  # fmt: skip
     parser.add_argument("--config", "-c", required=True, help="the config that all runs share")
     parser.add_argument("--name", help="folder below experiments/; default: the config's name and _sweep")
-    parser.add_argument("--grid", nargs="+", metavar="KEY=VALUES", help="every combination; values: a,b,c")
-    parser.add_argument("--random", nargs="+", metavar="KEY=RANGE", help=SPEC)
-    parser.add_argument("--trials", type=int, help="number of random trials")
-    parser.add_argument("--seed", type=int, default=0, help="of the random trials; default 0")
+    parser.add_argument("--grid", nargs="+", required=True, metavar="KEY=VALUES", help="to combine; values: a,b,c")
+    parser.add_argument("--trials", type=int, metavar="N", help="N combinations at random; default: all of them")
+    parser.add_argument("--seed", type=int, default=0, help="of the random choice; default 0")
     parser.add_argument("--jobs", type=int, default=1, metavar="N", help="runs at a time; GPUs are shared among them")
     parser.add_argument("--slurm", action="store_true", help="one Slurm array; --slurm.gpus 1 and so on: its needs")
     options, rest = parser.parse_known_args(argv)
     slurm, options.words = split_words(rest, "--slurm.")
     options.slurm = slurm if slurm or options.slurm else None
-    is_grid = bool(options.grid)
-    if is_grid == bool(options.random):
-        raise UserError(f"which values? Give --grid KEY=A,B, or --random KEY=RANGE. A range is {SPEC}")
-    options.values = read_space(options.grid or options.random, ranges=not is_grid)
-    for mistake, text in (
-        (not is_grid and (options.trials or 0) < 1, "how many random trials? --trials 20"),
-        (is_grid and options.trials is not None, "a grid has as many trials as combinations; leave --trials out"),
-        (options.jobs < 1, f"--jobs {options.jobs}: must be at least 1"),
-        (option_value(slurm, "--slurm.array"), "--slurm.array: the sweep numbers its runs itself; see --jobs"),
-    ):  # fmt: skip
-        if mistake:
-            raise UserError(text)
+    options.values = read_space(options.grid)
+    if options.jobs < 1:
+        raise UserError(f"--jobs {options.jobs}: must be at least 1")
+    if option_value(slurm, "--slurm.array"):
+        raise UserError("--slurm.array: the sweep numbers its runs itself; see --jobs")
     return options
 
 
@@ -81,12 +73,11 @@ def plan(options: argparse.Namespace) -> list[Trial]:
         UserError: a key is also set for all runs.
         ConfigError: with the problems of the configs of all trials, each once.
     """
-    values = grid(options.values) if options.grid else draw(options.values, options.trials, options.seed)
     for key in options.values:
         if (value := option_value(options.words, f"--{key}")) is not None:
             raise UserError(f"{key} is among the values to try, and also set for all runs (--{key} {value}); keep one")
     trials, problems = list[Trial](), dict[str, Problem]()
-    for item in values:
+    for item in grid(options.values, options.trials, options.seed):
         trial = Trial(run_name(item, [trial.name for trial in trials]), item)
         trials.append(trial)
         try:
