@@ -99,7 +99,7 @@ RUN_PAGES = sorted({block.page for block in ALL if block.is_run})
 
 def test_every_block_runs_or_says_why_not() -> None:
     """A new block that is neither a command, nor a file, nor known to blocks.yaml is refused."""
-    assert len(ALL) > 170
+    assert len(ALL) > 150
     pages = KNOWN["elsewhere"]
     assert [block.says for block in ALL if not (block.is_run or block.entry or block.page in pages)] == []
     for page, file in pages.items():
@@ -138,7 +138,7 @@ def test_python_that_is_a_pattern_names_things_that_exist(tmp_path: Path) -> Non
             fragments.append(
                 (block.says, f"{KNOWN['imports']}{names}{opened(block.text, base)}", base, made.get("new", ()))
             )
-    assert len(fragments) > 15
+    assert len(fragments) > 10
     for number, (says, text, *_) in enumerate(fragments):
         (tmp_path / f"{number}.py").write_text(f"# {says}\n{text}", encoding="utf-8")
     command = [sys.executable, "-m", "ruff", "check", "--isolated", "--no-cache", "--select", "F821", str(tmp_path)]

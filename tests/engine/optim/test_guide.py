@@ -60,15 +60,6 @@ def test_a_part_in_32_bits(runs: Runs, mode: str, own: str, expected: str) -> No
     assert all(state["exp_avg_sq"].any() for state in moments.values())
 
 
-def test_what_autocast_does_on_a_cpu() -> None:
-    """Softmax and layer norm give the format of their input; a residual sum has 32 bits."""
-    layer, norm, x = nn.Linear(8, 8), nn.LayerNorm(8), torch.ones(2, 8)
-    with torch.autocast("cpu", torch.bfloat16):
-        inside = layer(x)
-        assert {part.dtype for part in (inside, inside.softmax(-1), norm(inside))} == {torch.bfloat16}
-        assert {part.dtype for part in (x + inside, norm(x))} == {torch.float32}
-
-
 def test_the_preset_of_muon_is_the_one_that_is_tried() -> None:
     """Trained, cut and resumed in tests/optim."""
     assert f"groups: {MATRICES}\n" in GUIDE
