@@ -55,10 +55,9 @@ def picture(path: Path, seed: int) -> Path:
     return path
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/predict.md"])
-def test_a_trained_task_in_three_lines(run: Path, page: str) -> None:
+def test_a_trained_task_in_three_lines(run: Path) -> None:
     """P11: as the page shows it; for notebooks, sampling and embeddings."""
-    blocks = re.findall(r"```python\n(.*?)```", (PROJECT / page).read_text(encoding="utf-8"), flags=re.DOTALL)
+    blocks = re.findall(r"```python\n(.*?)```", (PROJECT / "README.md").read_text(encoding="utf-8"), flags=re.DOTALL)
     [text] = [text for text in blocks if "load_trained" in text]
     names: dict[str, Any] = {}
     exec(text.replace("experiments/default", str(run)), names)
