@@ -1,22 +1,18 @@
 """Compare runs in a table: python -m tools.runs [FOLDER ...]
 
-A row has the state of a run, its best validation, the config keys that differ between the runs, other results, and its
-time. `val` are the results of the best validation, `eval` those of the last evaluation during training.
+A row has the state of a run, its best validation, the config keys that differ between the runs, and other results.
+`val` are the results of the best validation, `eval` those of the last evaluation during training.
 """
 
 import argparse
 import csv
-import shutil
 import sys
 from collections.abc import Sequence
-from datetime import timedelta
-from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 from common.base.errors import UserError
 from common.base.text import number
-from common.config.names import join_names
 from common.run.paths import PROJECT
 from tools.runs import compare
 from tools.runs.read import RunFiles
@@ -43,7 +39,6 @@ def row_of(run: RunFiles, keys: Sequence[str]) -> Row:
         row |= {"metric": run.best["metric"], "best": run.best["value"], "at": run.best["step"]}
     row |= compare.results(run)
     row |= {"step": run.step, "epoch": max((each.get("epoch", 0) for each in run.records), default=0)}
-    row["time"] = timedelta(seconds=round(compare.seconds(run)))
     remarks = [" ".join(text.split()) for text in (run.reason, *run.problems) if text not in ("", run.state)]
     if remarks:
         row["remark"] = "; ".join(remarks)
@@ -59,7 +54,7 @@ def columns(rows: Sequence[Row], keys: Sequence[str]) -> list[str]:
         total = f"{name.partition('.')[0]}.loss"
         if name != total and all(row.get(name) == row.get(total) for row in rows):
             results.remove(name)
-    ordered = ["run", "state", "metric", "best", "at", *keys, *results, "step", "epoch", "time", "remark"]
+    ordered = ["run", "state", "metric", "best", "at", *keys, *results, "step", "epoch", "remark"]
     return [name for name in dict.fromkeys(ordered) if name in found]
 
 
@@ -71,15 +66,13 @@ def sort_rows(rows: list[Row], by: str, names: Sequence[str], *, reverse: bool =
     column = keys[0]
     present = [row for row in rows if row.get(column) is not None and row[column] == row[column]]  # NaN: last
     absent = [row for row in rows if row not in present]
-    try:
-        present.sort(key=lambda row: row[column], reverse=reverse)
-    except TypeError:  # values of several kinds
-        present.sort(key=lambda row: str(row[column]), reverse=reverse)
+    is_text = any(not isinstance(row[column], (int, float)) for row in present)
+    present.sort(key=lambda row: str(row[column]) if is_text else row[column], reverse=reverse)
     return present + absent
 
 
-def table(rows: Sequence[Row], names: Sequence[str], width: int | None = None) -> str:
-    """Return the rows as text, in lines of at most `width` characters; None for any length."""
+def table(rows: Sequence[Row], names: Sequence[str]) -> str:
+    """Return the rows as text."""
     short = compare.short_names(names)
     texts = []
     for name in names:
@@ -88,12 +81,7 @@ def table(rows: Sequence[Row], names: Sequence[str], width: int | None = None) -
         side = ">" if all(isinstance(row.get(name, 0), (int, float)) for row in rows) else "<"
         longest = max(map(len, cells))
         texts.append([f"{cell:{side}{longest}}" for cell in cells])
-    ends = accumulate(len(cells[0]) + 2 for cells in texts)
-    count = sum(width is None or end - 2 <= width for end in ends)
-    lines = ["  ".join(cells).rstrip() for cells in zip(*texts[:count], strict=True)]
-    if names[count:]:
-        lines.append(f"not shown: {join_names(names[count:])}; widen the terminal, or use --csv")
-    return "\n".join(lines)
+    return "\n".join("  ".join(cells).rstrip() for cells in zip(*texts, strict=True))
 
 
 def _cell(row: Row, name: str) -> str:
@@ -121,7 +109,7 @@ def main(argv: list[str]) -> int:
     options = parser.parse_args(argv)
     runs = read(options.folders or [PROJECT / "experiments"])
     ranked = compare.rank_runs(runs)
-    runs = [run for group in ranked.values() for run in group] + [run for run in runs if not run.best]
+    runs = [run for group in ranked for run in group] + [run for run in runs if not run.best]
     keys = compare.differing(runs)
     rows = [row_of(run, keys) for run in runs]
     names = columns(rows, keys)
@@ -130,9 +118,8 @@ def main(argv: list[str]) -> int:
     if options.csv:
         write_csv(rows, names)
         return 0
-    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
     verdict = compare.conclusion(ranked) or ["No run has a best validation yet."]
-    print(table(rows, names, width), *verdict, sep="\n")
+    print(table(rows, names), *verdict, sep="\n")
     return 0
 
 

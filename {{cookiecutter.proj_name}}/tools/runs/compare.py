@@ -8,12 +8,12 @@ import re
 import shlex
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from common.base.errors import UserError
 from common.base.text import number
+from common.config.names import join_names
 from common.config.problem import ABSENT, shown_path
 from common.config.source import read_file
 from common.run.paths import PROJECT, RunPaths
@@ -25,10 +25,6 @@ _NOT_COMPARED = re.compile(r"name|resume|allow_changes|dir\..*")
 _DATA = re.compile(r"dataset\.val\.(?!(.*\.)?(eval_batch_size|size|transforms)$).*|debug\.max_samples")
 _RANKED = "Only runs with the same best.metric, computed alike on the same validation data, are ranked together."
 _DEPTH = 4  # folders below the one that is searched
-_BANNER = re.compile(r"^=+ .+ =+$", re.MULTILINE)  # in train.log, between two attempts
-_TIME = re.compile(r"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{3}", re.MULTILINE)
-
-Ranking = tuple[str, str, str]
 
 
 def find_runs(folder: Path) -> list[RunFiles]:
@@ -62,33 +58,11 @@ def results(run: RunFiles) -> dict[str, float]:
     return found | {f"eval.{name}": value for name, value in last.items()}
 
 
-def seconds(run: RunFiles) -> float:
-    """Duration of all attempts together, from the times in train.log."""
-    try:
-        attempts = _BANNER.split(RunPaths(run.path).log_file().read_text(errors="replace"))
-    except OSError:
-        return 0
-    total = 0.0
-    for attempt in attempts:
-        times = _TIME.findall(attempt)
-        if times:
-            total += (datetime.fromisoformat(times[-1]) - datetime.fromisoformat(times[0])).total_seconds()
-    return total
-
-
 def mode(run: RunFiles) -> str:
     """Return whether the lower ("min") or the higher ("max") value of the metric in `best` is better."""
-    metric = run.config.get("best.metric", "loss")
     if run.config.get("best.mode") in ("min", "max"):
         return str(run.config["best.mode"])
-    if run.best:
-        # Of all values, the best one is the lowest or the highest; but two that are almost equal can be in any order.
-        values = [row[metric] for row in run.measured("val").values() if metric in row]
-        above = sum(value > run.best["value"] for value in values)
-        below = sum(value < run.best["value"] for value in values)
-        if above != below:
-            return "min" if above > below else "max"
-    if "loss" in metric.split("."):
+    if "loss" in run.config.get("best.metric", "loss").split("."):
         return "min"
     from common.config import resolve  # imports PyTorch
     from custom.config import Config
@@ -98,53 +72,45 @@ def mode(run: RunFiles) -> str:
     return "max"
 
 
-def ranking(run: RunFiles) -> Ranking:
-    """Return what a run is ranked by: its metric, its validation data as text, and how the metric is computed.
+def definition(run: RunFiles) -> str:
+    """Return what `best` is a value of, as text: its metric, and all settings that decide what this computes.
 
-    Runs are compared if all three agree. Image sizes and transforms are ignored: they only prepare the same data
-    differently.
+    These are which samples are validated, and the section of the metric, or of the part of the loss: without its
+    weight, since parts are logged without. What is neither, such as the loss, is computed by the task, of everything.
+    Image sizes and transforms are ignored: they only prepare the same data differently.
     """
-    keys = [key for key in run.config if run.config[key] and _DATA.fullmatch(key)]
-    words = [f"{key.removeprefix('dataset.val.')} {to_text(run.config[key])}".removeprefix("type ") for key in keys]
     metric = str(run.config.get("best.metric", "loss"))
-    return metric, ", ".join(words), definition(run, metric)
-
-
-def definition(run: RunFiles, name: str) -> str:
-    """Return the settings that decide what a value of a validation is: of its metric, or of its loss, as text.
-
-    Values by one name are only comparable if they have one definition. A part of the loss is logged without its weight;
-    what is neither a metric nor a part of the loss is computed by the task, of everything.
-    """
     configured = {key.split(".")[1] for key in run.config if key.startswith(("loss.", "metric."))}
-    part = next((part for part in name.split(".") if part in configured), None)
-    if part is None:
-        keys = [key for key in run.config if key.partition(".")[0] in ("loss", "task")]
-    else:
-        keys = [key for key in run.config if key.startswith((f"loss.{part}.", f"metric.{part}."))]
-        keys = [key for key in keys if not key.startswith(f"loss.{part}.weight")]
-    return ", ".join(f"{key} {to_text(run.config[key])}" for key in keys)
+    part = next((word for word in metric.split(".") if word in configured), None)
+    beginnings = ("loss.", "task.") if part is None else (f"loss.{part}.", f"metric.{part}.")
+    words = [metric]
+    for key, value in run.config.items():
+        is_used = key.startswith(beginnings) and not key.startswith(f"loss.{part}.weight")
+        if is_used or (value and _DATA.fullmatch(key)):
+            words.append(f"{key} {to_text(value)}")
+    return ", ".join(words)
 
 
-def rank_runs(runs: Iterable[RunFiles]) -> dict[Ranking, list[RunFiles]]:
-    """Return the runs that have a best validation by what they are ranked by, see `ranking`; the best first."""
-    groups: dict[Ranking, list[tuple[float, RunFiles]]] = {}
+def rank_runs(runs: Iterable[RunFiles]) -> list[list[RunFiles]]:
+    """Return the runs that have a best validation in groups whose values are comparable; in each, the best first."""
+    groups: dict[str, list[RunFiles]] = {}
     for run in runs:
         if run.best:
-            value = run.best["value"] * (-1 if mode(run) == "max" else 1)
-            groups.setdefault(ranking(run), []).append((value, run))
-    return {what: [run for _, run in sorted(group, key=lambda pair: pair[0])] for what, group in groups.items()}
+            groups.setdefault(definition(run), []).append(run)
+    for group in groups.values():
+        group.sort(key=lambda run: run.best["value"] if run.best else 0, reverse=mode(group[0]) == "max")
+    return list(groups.values())
 
 
-def conclusion(ranked: dict[Ranking, list[RunFiles]]) -> list[str]:
-    """Return for each metric and validation data which run is best, and the command that evaluates it, in lines."""
+def conclusion(ranked: list[list[RunFiles]]) -> list[str]:
+    """Return for each group which run is best, and the command that evaluates it, in lines."""
     lines = [_RANKED] if len(ranked) > 1 else []
-    for (metric, data, computed), (run, *_) in ranked.items():
-        by = f"{metric} on {data}" if len({key[1] for key in ranked}) > 1 else metric
-        if len({key[2] for key in ranked if key[0] == metric}) > 1:
-            by += f" ({computed})"
-        assert run.best is not None
-        lines.append(f"best by {by}: {run.name}, {number(run.best['value']).strip()} at step {run.best['step']}")
+    for group in ranked:
+        run, best = group[0], group[0].best
+        assert best is not None
+        among = f" of {join_names([run.name for run in group], 5)}" if len(ranked) > 1 else ""
+        value = number(best["value"]).strip()
+        lines.append(f"best by {best['metric']}{among}: {run.name}, {value} at step {best['step']}")
         file = RunPaths(run.path).checkpoints / "best.pt"
         if file.is_file():
             lines.append(f"  python evaluate.py --model_pt {shlex.quote(shown_path(file))}")
