@@ -60,7 +60,13 @@ class Evaluator:
     stop_signal: Callable[[], int] = lambda: 0
     after_sanity_check: list[Callable[[EvaluationLoader, Any, Any, Losses], object]] = field(default_factory=list)
 
-    def run(self, loaders: Sequence[EvaluationLoader], *, max_pictures: int = 0, fixed: bool = False) -> SplitResult:
+    def run(
+        self,
+        loaders: Sequence[EvaluationLoader],
+        *,
+        max_pictures: int = 0,
+        fixed: bool = False,
+    ) -> SplitResult:
         """Evaluate on the sets of a split, one after the other. Every process must call this.
 
         Args:
@@ -76,12 +82,14 @@ class Evaluator:
         """
         seen = _Pass(self.task, self.rank, max_pictures, fixed=fixed)
         # Before the first batch: a process that waits in a collective cannot take part in a forward pass.
-        idle = max_over_ranks(len(loader.keys), self.rank) - len(loader.keys) if self.lockstep_forward else 0
-        name = crc32(label(loader.split, loader.name).encode())
+        idle = 0
+        if self.lockstep_forward:
+            idle = max_over_ranks(len(loader.keys), self.rank) - len(loader.keys)
+        set_number = crc32(label(loader.split, loader.name).encode())
         with self._evaluating(), error_context(lambda: _where(loader, seen.batches)):
             try:
                 for batch, (_, indices) in zip(loader, loader.keys, strict=True):
-                    set_seed(mix(loader.seed, name, indices[0]))
+                    set_seed(mix(loader.seed, set_number, indices[0]))
                     self._add(seen, batch, indices)
                     if not self.lockstep_forward and self.stop_signal():
                         break
@@ -94,10 +102,13 @@ class Evaluator:
             if number:
                 raise EvaluationInterrupted(number)
             losses, samples = seen.losses.means(self.rank)
-            total = {name: value for name, value in losses.items() if name == "loss" or value == losses.get("loss")}
-            metrics = seen.metrics.compute()
+            values: dict[str, float] = {}  # the sum first, also under the name of a single loss
+            for name, value in losses.items():
+                if name == "loss" or value == losses.get("loss"):
+                    values[name] = value
+            values |= seen.metrics.compute()
             pictures = seen.gallery.finish() if max_pictures else []
-            return SetResult(total | metrics | losses, samples, pictures)
+            return SetResult(values | losses, samples, pictures)
 
     def sanity_check(self, loaders: Sequence[EvaluationLoader], *, needs_loss: bool = False) -> None:
         """Evaluate one batch of every set, so that mistakes in evaluation show before training, not an epoch later.
@@ -127,7 +138,8 @@ class Evaluator:
         seen = _Pass(self.task, self.rank, 0)
         plan = step.global_batch
         with self._evaluating():
-            for batch, size, weight in zip(step.batches, plan.sizes, plan.weights, strict=True):
+            parts = zip(step.batches, plan.sizes, plan.weights, strict=True)
+            for batch, size, weight in parts:
                 if weight:
                     self._add(seen, batch, range(size))
                 elif self.lockstep_forward:
@@ -161,16 +173,20 @@ class Evaluator:
 
     def measure(self, batch: Any) -> tuple[Any, Any, Losses]:
         """Run the model on a loaded batch. Returns it on the device, its output, losses."""
-        batch = self.task.prepare_batch(self.precision.cast_batch(batch), self.rank.device)
+        batch = self.precision.cast_batch(batch)
+        batch = self.task.prepare_batch(batch, self.rank.device)
         with self.precision.autocast():
             output, losses = self.task(self.task.measure, batch)
         return batch, output, losses
 
     def _add(self, seen: "_Pass", batch: Any, indices: Sequence[int]) -> tuple[Any, Any, Losses]:
         """Add a loaded batch of the samples `indices`. Returns it as measured, with its output and losses."""
+        samples = len(indices)
         count = self.task.count(batch)
+        if count is None:
+            count = samples
         batch, output, losses = measured = self.measure(batch)
-        seen.losses.add(losses, len(indices), len(indices) if count is None else int(count))
+        seen.losses.add(losses, samples, int(count))
         output = self.task.post_process(output, batch)
         seen.metrics.update(output, batch, indices)
         if seen.gallery.limit:
@@ -217,7 +233,8 @@ def write_evaluation(folder: Path, result: SplitResult, **about: Any) -> None:
     for file in folder.glob("error_rank*.txt"):  # of an earlier attempt
         file.unlink(missing_ok=True)
     record = {**about, "samples": result.samples, "values": result.values}
-    write_text(folder / "metrics.json", json.dumps(plain(record), indent=2, allow_nan=False) + "\n")
+    text = json.dumps(plain(record), indent=2, allow_nan=False)
+    write_text(folder / "metrics.json", text + "\n")
     for name, measured in result.sets.items():
         for number, picture in enumerate(measured.pictures):
             save_png(folder / name / f"{picture.name or f'{number:02}'}.png", picture.image)

@@ -6,7 +6,7 @@ A resume continues both.
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from typing import Annotated, Any, Literal
 
 from loguru import logger
@@ -66,10 +66,14 @@ class BestTracker:
         value = values.get(self.config.metric)
         if value is None:
             raise UserError(f"best.metric: {self.config.metric} was not measured; available: {', '.join(values)}")
-        sign = 1 if self.mode == "max" else -1
+        gain = math.inf
+        if self.best is not None:
+            gain = value - self.best.value
+            if self.mode == "min":
+                gain = -gain
         if not math.isfinite(value):
             logger.warning("best.metric: {} = {} is not finite and cannot be the best", self.config.metric, value)
-        elif self.best is None or sign * (value - self.best.value) > self.config.min_delta:
+        elif gain > self.config.min_delta:
             self.best = Best(value, step, dict(values))
             self.waited = 0
             return True
@@ -78,7 +82,8 @@ class BestTracker:
 
     def reason_to_stop(self, value: float | None) -> str | None:
         """Why training should end after this validation; None to continue."""
-        early, name = self.early, self.config.metric
+        early = self.early
+        name = self.config.metric
         if early.patience and self.waited >= early.patience:
             return f"{name} has not improved for {self.waited} validations (early_stop.patience)"
         if value is None:
@@ -90,12 +95,16 @@ class BestTracker:
         return None
 
     def state_dict(self) -> dict[str, Any]:
-        best = None if self.best is None else [self.best.value, self.best.step, self.best.values]
-        return {"best": best, "waited": self.waited, "metric": self.config.metric, "mode": self.mode}
+        return {
+            "best": self.best and list(astuple(self.best)),
+            "waited": self.waited,
+            "metric": self.config.metric,
+            "mode": self.mode,
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore a saved state; a best value of another metric or mode is discarded."""
-        if (state["metric"], state["mode"]) != (self.config.metric, self.mode):
+        if state["metric"] != self.config.metric or state["mode"] != self.mode:
             logger.warning("the checkpoint tracked {metric} ({mode}); best and early-stop state are reset", **state)
             return
         self.best = None if state["best"] is None else Best(*state["best"])
@@ -115,7 +124,9 @@ def metric_directions(sections: Mapping[str, Any]) -> dict[str, Better]:
     """`higher_is_better` of each metric's class; None if the class is not found, which `MetricSections` reports."""
     directions: dict[str, Better] = dict.fromkeys(sections)
     for name, spec in sections.items():
-        kind = spec.get("type", name) if isinstance(spec, Mapping) else name
+        kind = name
+        if isinstance(spec, Mapping):
+            kind = spec.get("type", name)
         with suppress(UserError):
             directions[name] = getattr(METRIC_REGISTRY.get(str(kind)), "higher_is_better", None)
     return directions
@@ -140,15 +151,21 @@ def find_mode(config: BestConfig, better: Mapping[str, Better], sets: Iterable[s
             hint = f"dataset.val has sets by name, so name the set too, as in {named[0]}.{name}"
         rule = "is neither a loss with a weight other than 0 nor a metric of this config"
         raise ConfigError([Problem("best.metric", name, rule, hint)])
-    direction = measured[value]
-    says = direction.get(name.removeprefix(f"{value}.")) if isinstance(direction, Mapping) else direction
+    says = measured[value]
+    if isinstance(says, Mapping):
+        says = says.get(name.removeprefix(f"{value}."))
     if says is None and config.mode == "auto":
         rule = f"cannot tell whether higher values of {name} are better"
         hint = "set best.mode to min or max, or higher_is_better in the class of the metric"
         raise ConfigError([Problem("best.mode", config.mode, rule, hint)])
-    if says is not None and config.mode == ("min" if says else "max"):
-        rule = f"would keep the worst model, since {'higher' if says else 'lower'} values of {name} are better"
+    mode: Mode = "min"
+    direction = "lower"
+    if says:
+        mode = "max"
+        direction = "higher"
+    if says is not None and config.mode not in ("auto", mode):
+        rule = f"would keep the worst model, since {direction} values of {name} are better"
         raise ConfigError([Problem("best.mode", config.mode, rule, "leave best.mode out, or set it to auto")])
     if config.mode != "auto":
         return config.mode
-    return "max" if says else "min"
+    return mode

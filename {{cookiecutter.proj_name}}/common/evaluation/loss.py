@@ -2,7 +2,7 @@
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Annotated, Any
@@ -40,7 +40,8 @@ class LossSections(EditorRule):
 
     def editor_rule(self) -> dict[str, Any]:
         """Return a section for each name."""
-        weight, inputs = {"type": "number"}, {"type": ["object", "null"]}
+        weight = {"type": "number"}
+        inputs = {"type": ["object", "null"]}
         return {"additionalProperties": LOSS_REGISTRY.editor_rule(weight=weight, inputs=inputs)}
 
     def check(self, value: Any, key: str) -> Iterator[Problem]:
@@ -53,11 +54,20 @@ class LossSections(EditorRule):
             below = f"{key}.{name}"
             if name == "loss":
                 yield Problem(below, part, "is the name of the weighted sum; choose another one, with a type")
-            part = {} if part is None else part
-            settings = {word: part[word] for word in _OWN if word in part} if isinstance(part, Mapping) else {}
-            mapped = tuple(settings["inputs"]) if isinstance(settings.get("inputs"), Mapping) else ()
+            if part is None:
+                part = {}
+            settings = own_settings(part, _OWN)
+            inputs = settings.get("inputs")
+            mapped = tuple(inputs) if isinstance(inputs, Mapping) else ()
             yield from LOSS_REGISTRY.check(part, below, ignore=_OWN, default_type=name, mapped=mapped)
             yield from check_arguments(Term, settings, below, lambda: "every loss", provided=("name", "function"))
+
+
+def own_settings(section: Any, own: Sequence[str]) -> dict[str, Any]:
+    """Return the values of the keys `own`, if `section` is one."""
+    if not isinstance(section, Mapping):
+        return {}
+    return {key: section[key] for key in own if key in section}
 
 
 @dataclass(frozen=True)
@@ -89,10 +99,14 @@ def _find(path: str, value: Any, key: str) -> Any:
         for name in path.split("."):
             if isinstance(value, Mapping):
                 value = value[name]
+            elif hasattr(value, name):
+                value = getattr(value, name)
             else:
-                value = getattr(value, name) if hasattr(value, name) else value[int(name)]
+                value = value[int(name)]
     except (LookupError, TypeError, ValueError) as error:
-        known = ", ".join(map(str, value)) if isinstance(value, Mapping) else f"a {type(value).__name__}"
+        known = f"a {type(value).__name__}"
+        if isinstance(value, Mapping):
+            known = ", ".join(map(str, value))
         raise UserError(f"{key}.inputs: {path} does not exist; available: {known}") from error
     return value
 
@@ -134,18 +148,24 @@ class LossFactory(nn.Module):
         total: Tensor | None = None
         for term in self.terms:
             weight = self._weights[term.name]
-            for name, value in by_part(term.name, term(output, batch)).items():
-                weighted = value if weight == 1.0 else value * weight
-                total = weighted if total is None else total + weighted
-                losses[name] = value
-        return {} if total is None else {"loss": total, **losses}
+            parts = by_part(term.name, term(output, batch))
+            losses |= parts
+            for value in parts.values():
+                if weight != 1.0:
+                    value = value * weight
+                total = value if total is None else total + value
+        if total is None:
+            return {}
+        return {"loss": total, **losses}
 
 
 def measured_losses(sections: Mapping[str, Any] | None) -> list[str]:
     """Return the sum and the losses that are part of it; losses with the weight 0 are not computed."""
-    sections = sections or {}
-    off = [name for name, part in sections.items() if isinstance(part, Mapping) and part.get("weight") == 0]
-    return ["loss", *(name for name in sections if name not in off)]
+    names = ["loss"]
+    for name, part in (sections or {}).items():
+        if not isinstance(part, Mapping) or part.get("weight") != 0:
+            names.append(name)
+    return names
 
 
 def by_part(name: str, value: Any) -> dict[str, Any]:
@@ -157,9 +177,12 @@ def by_part(name: str, value: Any) -> dict[str, Any]:
 
 def _has_weights(function: Any) -> bool:
     """Return whether an object that is no module has a weight, or a module with weights, as an attribute."""
-    held = getattr(function, "__dict__", {}).values()
-    modules = nn.ModuleList(part for part in held if isinstance(part, nn.Module))
-    return bool(list(modules.parameters())) or any(isinstance(part, nn.Parameter) for part in held)
+    for part in getattr(function, "__dict__", {}).values():
+        if isinstance(part, nn.Parameter):
+            return True
+        if isinstance(part, nn.Module) and list(part.parameters()):
+            return True
+    return False
 
 
 class LossSums:
@@ -170,23 +193,32 @@ class LossSums:
     """
 
     def __init__(self) -> None:
-        self._batches: list[tuple[int, int, Losses]] = []
+        self._counts: list[tuple[int, int]] = []  # samples and items of each batch
+        self._losses: list[Losses] = []
 
     def add(self, losses: Losses, samples: int, count: int) -> None:
         """Keep the losses of a batch of `samples`, which are means over `count` items."""
-        self._batches.append((samples, count, losses))
+        self._counts.append((samples, count))
+        self._losses.append(losses)
 
     def means(self, rank: Rank) -> tuple[dict[str, float], int]:
         """`loss` (the weighted sum) and each part, over the items of all processes; and the number of samples."""
-        values = to_floats([losses for _, _, losses in self._batches])
-        batches = [(samples, count, losses) for (samples, count, _), losses in zip(self._batches, values, strict=True)]
+        batches = list(zip(self._counts, to_floats(self._losses), strict=True))
         all_samples = total = 0
         terms: defaultdict[str, list[float]] = defaultdict(list)
-        for samples, count, losses in chain.from_iterable(gather_objects(batches, rank)):
+        for (samples, count), losses in chain.from_iterable(gather_objects(batches, rank)):
             all_samples += samples
             total += count
             for name, mean in losses.items():
-                terms[name].append(mean * count if count else 0.0)  # the mean over nothing is NaN
-        # Rounded once, so the order of the terms has no effect; `fsum` raises an error for infinities of both signs.
-        sums = {name: math.fsum(term) if all(map(math.isfinite, term)) else sum(term) for name, term in terms.items()}
-        return {name: value / max(total, 1) for name, value in sums.items()}, all_samples
+                if count:  # the mean over nothing is NaN
+                    terms[name].append(mean * count)
+                else:
+                    terms[name].append(0.0)
+        means: dict[str, float] = {}
+        for name, values in terms.items():
+            # Rounded once, so the order of the terms has no effect; `fsum` raises an error for infinities of two signs.
+            if all(map(math.isfinite, values)):
+                means[name] = math.fsum(values) / max(total, 1)
+            else:
+                means[name] = sum(values) / max(total, 1)
+        return means, all_samples

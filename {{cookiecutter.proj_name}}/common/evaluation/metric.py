@@ -19,7 +19,7 @@ from common.config.arguments import check_arguments, parameter_names
 from common.config.registry import METRIC_REGISTRY
 from common.config.schema import EditorRule
 from common.distributed import Rank, from_main, gather_objects, gather_to_main, group_hidden
-from common.evaluation.loss import Inputs, Term, look_up
+from common.evaluation.loss import Inputs, Term, look_up, own_settings
 
 _OWN = ("inputs",)  # keys of a metric's section that are read here; all others are its arguments
 
@@ -91,9 +91,10 @@ class MetricSections(EditorRule):
             yield Problem(key, value, "must map names to metrics; {} for none")
             return
         for name, section in value.items():
-            below, section = f"{key}.{name}", section or {}
+            below = f"{key}.{name}"
+            section = section or {}
             yield from METRIC_REGISTRY.check(section, below, ignore=_OWN, default_type=name)
-            settings = {word: section[word] for word in _OWN if isinstance(section, Mapping) and word in section}
+            settings = own_settings(section, _OWN)
             yield from check_arguments(Term, settings, below, lambda: "every metric", provided=("name", "function"))
 
 
@@ -106,9 +107,12 @@ class MetricFactory:
 
     def __init__(self, sections: Mapping[str, Any]) -> None:
         self._empty: dict[str, Any] = {}
-        self._inputs = {name: section["inputs"] for name, section in sections.items() if (section or {}).get("inputs")}
+        self._inputs: dict[str, Inputs] = {}
         for name, section in sections.items():
-            metric = METRIC_REGISTRY.build({"type": name, **(section or {})}, ignore=_OWN)
+            settings = section or {}
+            if settings.get("inputs"):
+                self._inputs[name] = settings["inputs"]
+            metric = METRIC_REGISTRY.build({"type": name, **settings}, ignore=_OWN)
             if not isinstance(metric, (Metric, GatheredMetric)):
                 _check_foreign(name, metric, self._inputs)
             self._empty[name] = metric
@@ -240,8 +244,13 @@ class SampleBuffer:
 
 def joined(batches: list[Results]) -> Results:
     """Return the results of all samples by name."""
-    return {name: _join([results[name] for results in batches]) for name in batches[0]} if batches else {}
-
-
-def _join(parts: list[Any]) -> Any:
-    return torch.cat(parts) if isinstance(parts[0], Tensor) else list(chain.from_iterable(parts))
+    together: Results = {}
+    if not batches:
+        return together
+    for name, first in batches[0].items():
+        parts = [results[name] for results in batches]
+        if isinstance(first, Tensor):
+            together[name] = torch.cat(parts)
+        else:
+            together[name] = list(chain.from_iterable(parts))
+    return together
