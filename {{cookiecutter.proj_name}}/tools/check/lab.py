@@ -2,10 +2,10 @@
 
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from torch.utils.data import IterableDataset
 
@@ -19,6 +19,7 @@ from tools.record.run import Record, first_difference, run_program, train
 from tools.same.folders import compare_checkpoints, compare_rows
 from custom.config import Config
 
+T = TypeVar("T")
 STEPS, SAMPLES = 9, 12  # optimizer steps of a run; samples of a step
 _MOST_SAMPLES = 35  # of a dataset: the last of an epoch's three steps has 11, which no number of processes divides
 _MOST_OF_STREAM = (STEPS + 2) * SAMPLES  # more than is read: where a limit cuts a stream, its own state does not end
@@ -28,20 +29,6 @@ _SPLIT_KINDS = ("gradient", "weight", "buffer", "state")  # which do not depend 
 
 class NotApplicable(Exception):
     """Why a check does not apply."""
-
-
-@dataclass(frozen=True)
-class Result:
-    """What a check found: "holds", "fails" or "not applicable".
-
-    Attributes:
-        step, tensor: the first step and quantity that differ.
-    """
-
-    outcome: str
-    why: str = ""
-    step: int | None = None
-    tensor: str = ""
 
 
 @dataclass
@@ -101,11 +88,10 @@ class Lab:
         options = {"--batch_size": f"{batch}", "--optim.accumulate": f"{accumulate}"}
         if processes > 1:
             options |= {"--dist.launcher": "auto", "--dist.processes": f"{processes}", "--gpu_ids": "-1"}
-        try:
-            return self.train(name, options | {"--precision.mode": "fp64"}, CHECK_PLAIN="1")
-        except UserError as error:
-            self.train(f"{name}_as_configured", options, CHECK_PLAIN="1")  # if it fails too, that is the error
-            raise NotApplicable(f"the code runs, but not in fp64: {cause_of(error)}") from error
+        return self.in_fp64(
+            lambda: self.train(name, options | {"--precision.mode": "fp64"}, CHECK_PLAIN="1"),
+            lambda: self.train(f"{name}_as_configured", options, CHECK_PLAIN="1"),
+        )
 
     def evaluate(self, name: str, size: int, processes: int) -> dict[str, float]:
         """Evaluate the last checkpoint of the uncut run in fp64, in batches of `size`. Returns all values by name.
@@ -119,13 +105,22 @@ class Lab:
         for data in sets_of(getattr(self.config.dataset, split)):
             command += [f"--dataset.{label(split, data)}.eval_batch_size={size}"]
         output = self.folder / f"{name}.txt"
-        try:
-            run_program([*command, "--precision.mode=fp64"], output, cwd=PROJECT, PYTHONHASHSEED="1")
-        except UserError as error:
-            run_program(command, output, cwd=PROJECT, PYTHONHASHSEED="1")  # if it fails too, that is the error
-            raise NotApplicable(f"the code runs, but not in fp64: {cause_of(error)}") from error
+        self.in_fp64(
+            lambda: run_program([*command, "--precision.mode=fp64"], output, cwd=PROJECT, PYTHONHASHSEED="1"),
+            lambda: run_program(command, output, cwd=PROJECT, PYTHONHASHSEED="1"),
+        )
         file = next((self.folder / name).rglob("metrics.json"))
         return {key: float(value) for key, value in json.loads(file.read_text())["values"].items()}
+
+    def in_fp64(self, run: Callable[[], T], as_configured: Callable[[], Any]) -> T:
+        """Return what a run gives. If it fails, and `as_configured` does not, raise `NotApplicable`."""
+        try:
+            return run()
+        except UserError as error:
+            as_configured()  # if it fails too, that is the error
+            lines = [line.strip() for line in str(error).splitlines()[1:]]
+            cause = next((line for line in lines if "Error:" in line), "".join(lines[-1:]))
+            raise NotApplicable(f"the code runs, but not in fp64: {cause}") from error
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -134,35 +129,24 @@ class Lab:
         return facts
 
 
-def cause_of(error: UserError) -> str:
-    """Return the line of a failed program that says why."""
-    lines = [line.strip() for line in str(error).splitlines()[1:]]
-    return next((line for line in lines if "Error:" in line), lines[-1] if lines else "")
-
-
-def same_bits(a: Record, b: Record, skip: tuple[str, ...] = ()) -> Result | None:
-    """Compare what passed through two runs, what they measured, and their last checkpoints; None: no bit differs.
+def same_bits(a: Record, b: Record, skip: tuple[str, ...] = ()) -> str:
+    """Compare what passed through two runs, what they measured, and their last checkpoints; "": no bit differs.
 
     `skip`: beginnings of names in the checkpoints that may differ.
     """
     difference = first_difference(a, b)
     if difference:
-        return Result("fails", str(difference), difference.step, f"{difference.kind} {difference.name}")
+        return f"step {difference.step}: {difference}"
     _, lines = compare_rows(a.run, b.run)
     if not lines:
         _, lines = compare_checkpoints(a.run, b.run, skip)
-    if lines:
-        title, first = (line.strip() for line in lines[:2])
-        return Result("fails", f"all weights are the same, but {title} {first}", tensor=first)
-    return None
+    return " ".join(["all weights are the same, but", *map(str.strip, lines[:2])]) if lines else ""
 
 
-def same_numbers(a: Record, b: Record) -> Result | None:
+def same_numbers(a: Record, b: Record) -> str:
     """Compare gradients, weights and states of runs that split their steps in different ways, to the last digits."""
     difference = first_difference(_rounded(a), _rounded(b), _TOLERANCE, _SPLIT_KINDS)
-    if difference:
-        return Result("fails", str(difference), difference.step, f"{difference.kind} {difference.name}")
-    return None
+    return f"step {difference.step}: {difference}" if difference else ""
 
 
 def _rounded(record: Record) -> Record:
