@@ -1,6 +1,6 @@
 """python -m tools.bisect: what makes two runs differ.
 
-The slow test trains a real project with real commits. In the others, a function of the trial stands for its run.
+The slow test trains a real project with real commits. In the others, a function stands for the runs.
 """
 
 import re
@@ -15,12 +15,11 @@ import pytest
 from common.base.errors import UserError
 from tests.conftest import ENVIRONMENT, Runs, copy_of_project, run
 from tools.bisect.__main__ import conclude
-from tools.bisect.runs import Point, Recorded, Trials
-from tools.bisect.search import Trial
+from tools.bisect.runs import Point, Recorded, Trial, Trials
 from tools.runs.read import RunFiles
 
 KEYS, STEPS = 12, 31  # 30 commits, and uncommitted changes
-Value = Callable[[Trial], float | None]
+Value = Callable[[int], float | None]  # of the number of changes
 
 
 def recorded(curve: dict[int, float], config: dict[str, Any] | None = None) -> Recorded:
@@ -31,62 +30,51 @@ def recorded(curve: dict[int, float], config: dict[str, Any] | None = None) -> R
 
 
 class FakeTrials(Trials):
-    """A function of the trial stands for its run. GOOD has 1.0, and 0.01 more with each seed."""
+    """A function of the number of changes stands for a run. GOOD has 1.0, and 0.01 more with each seed."""
 
-    def __init__(self, result: Value, keys: int = KEYS, steps: int = STEPS) -> None:
-        good, bad = ({"model": {f"k{key}": value for key in range(keys)}} for value in (0, 1))
+    def __init__(self, result: Value) -> None:
+        good, bad = ({"model": {f"k{key}": value for key in range(KEYS)}} for value in (0, 1))
         records = recorded({10: 1.0}, config=good), recorded({10: 2.0}, config=bad)
         super().__init__(*records, "val.loss", 10, Path())
-        self.result, self.points = result, [Point("c", f"commit {number} 'Edit'") for number in range(steps + 1)]
-        self.worst = Trial(steps, frozenset(self.settings))
+        self.result, self.points = result, [Point("c", f"commit {number} 'Edit'") for number in range(STEPS + 1)]
 
     def train(self, trial: Trial) -> tuple[float | None, str]:
-        value = self.result(trial)
+        value = self.result(trial.count)
         return (None, "crashed") if value is None else (value + 0.01 * trial.seed, "")
 
 
-def search(result: Value, **options: Any) -> tuple[int, str]:
+def search(result: Value) -> tuple[int, str]:
     """The exit code and the conclusion."""
-    return conclude(FakeTrials(result, **options), 4)
+    return conclude(FakeTrials(result), 4)
 
 
-def has(*keys: int, step: int = 0) -> Value:
-    """A function that stands for runs: those with BAD's value of these settings, and so many steps, are bad."""
-    return lambda trial: 2.0 if trial.point >= step and {f"model.k{key}" for key in keys} <= trial.settings else 1.0
+def has(number: int) -> Value:
+    """A function that stands for runs: those with this change, from 0, are bad."""
+    return lambda count: 2.0 if count > number else 1.0
 
 
 @pytest.mark.parametrize("number", range(KEYS + STEPS))
 def test_a_change_among_twelve_settings_and_thirty_commits_in_at_most_eight_runs(number: int) -> None:
     """It is named, with the values that prove it."""
-    if number < KEYS:
-        code, text = search(has(number))
-        proof = f"model.k{number} 0 -> 1 makes the difference: val.loss is 2.00000 with it, 1.00000 in BAD without it"
-    else:
-        code, text = search(has(step=number - KEYS + 1))
-        name = f"commit {number - KEYS + 1} 'Edit'"
-        proof = f"{name} makes the difference: val.loss is 2.00000 with it, 1.00000 in the code before it"
+    code, text = search(has(number))
+    name = f"commit {number + 1} 'Edit'" if number < STEPS else f"model.k{number - STEPS} 0 -> 1"
+    proof = f"{name} makes the difference: val.loss is 2.00000 with it, 1.00000 with only the changes before it"
     found = re.fullmatch(rf"{re.escape(proof)}\n(\d) runs; GOOD has 1.01500 \+- 0.01291 over 4 seeds", text)
     assert found and (code, int(found[1]) <= 8) == (0, True)
 
 
-def test_what_is_needed_together_is_one_cause() -> None:
-    assert search(has(3, 9))[1].startswith("model.k3 0 -> 1 and model.k9 0 -> 1 make the difference")
-    assert search(has(3, step=12))[1].startswith("model.k3 0 -> 1 and commit 12 'Edit' make the difference")
-
-
 def test_code_that_does_not_run_is_skipped() -> None:
     """As by `git bisect skip`: around the cause, the runs cannot tell which it is, and say so."""
-    assert search(lambda at: None if 5 < at.point < 9 else has(step=21)(at))[1].startswith("commit 21 'Edit' makes")
-    text = search(lambda trial: None if trial.point == 20 else has(step=21)(trial))[1]
-    assert text.startswith("one of these, which no run can tell apart (commit 20 'Edit'; commit 21 'Edit') makes the")
+    assert search(lambda count: None if 5 < count < 9 else has(20)(count))[1].startswith("commit 21 'Edit' makes")
+    text = search(lambda count: None if count == 20 else has(20)(count))[1]
+    assert text.startswith("one of these, which no run can tell apart (commit 20 'Edit'; commit 21 'Edit'), makes the")
     with pytest.raises(UserError, match="GOOD with each seed, and BAD, must give a value here"):
-        search(lambda trial: None)
+        search(lambda count: None)
 
 
 def test_what_is_no_cause() -> None:
     """What lies within the noise over seeds."""
-    trials = FakeTrials(lambda trial: 1.05 if "model.k3" in trial.settings else 1.0)
-    code, text = conclude(trials, 4)
+    code, text = search(lambda count: 1.05 if count > STEPS else 1.0)
     assert code == 1
     assert text.startswith("no setting and no commit: GOOD has 1.01500 +- 0.01291 over 4 seeds, BAD 1.05000; if the")
 
@@ -156,4 +144,4 @@ def test_a_commit_of_a_real_repository(tmp_path: Path) -> None:
     done = repository.bisect(good, bad, "--seeds", "2")
     assert "differ    2 settings, 5 commits and uncommitted changes\n" in done.stderr
     assert re.match(r"commit \w+ 'Count twice' makes the difference: val.loss is .*\n3 runs; ", done.stdout)
-    assert re.search(r"\d  +none .* code of commit \w+ 'Half of a rewrite'; seed 42 ", done.stderr)
+    assert re.search(r"\d  +none .* up to commit \w+ 'Half of a rewrite'; seed 42 ", done.stderr)

@@ -7,22 +7,22 @@ difference is within the noise over seeds; 2: it cannot be searched for.
 import argparse
 import math
 import tempfile
-from collections.abc import Sequence
 from pathlib import Path
 
 from common.base.errors import UserError
 from cli.program import run
-from tools.bisect.runs import Recorded, Trials, show
-from tools.bisect.search import Noise, Trial, find_cause
+from tools.bisect.runs import Recorded, Trial, Trials, show
+from tools.bisect.search import Noise, first_bad
 from tools.record.run import say
 
 
 def conclude(trials: Trials, seeds: int) -> tuple[int, str]:
     """Measure the noise, and search if there is something to find. Returns the exit code and the conclusion."""
-    say(f"differ    {len(trials.settings)} settings, {trials.worst.point} commits and uncommitted changes")
+    changes = trials.changes
+    say(f"differ    {len(trials.settings)} settings, {len(trials.points) - 1} commits and uncommitted changes")
     say(f"measure   {trials.metric} after step {trials.step}, first of GOOD with {seeds} seeds and of BAD")
     values = [trials.value(Trial(seed=seed)) for seed in range(seeds)]
-    bad = trials.value(trials.worst)
+    bad = trials.value(Trial(len(changes)))
     finite = [value for value in values if value is not None and math.isfinite(value)]
     if len(finite) < seeds or bad is None:
         raise UserError("GOOD with each seed, and BAD, must give a value here; the lines above say which does not")
@@ -32,28 +32,17 @@ def conclude(trials: Trials, seeds: int) -> tuple[int, str]:
         rest = "if the records differ by more, by another seed, package, machine, or data"
         return 1, f"no setting and no commit: {spread}, BAD {show(bad)}; {rest}"
 
-    def is_bad(trial: Trial) -> bool | None:
-        value = trials.value(trial)
+    def is_bad(count: int) -> bool | None:
+        value = trials.value(Trial(count))
         return None if value is None else noise.is_bad(value, bad)
 
-    settings, steps = find_cause(trials.worst.point, list(trials.settings), is_bad)
-    return 0, f"{explain(settings, steps, trials)}\n{len(trials.values) - seeds - 1} runs; {spread}"
-
-
-def explain(settings: Sequence[str], steps: range, trials: Trials) -> str:
-    """Return a cause in words, with the values that prove it: of GOOD with it, and of a run without it."""
-    present = Trial(steps.stop, frozenset(settings))
-    absent = Trial(steps.start, frozenset(settings))
-    where = "in the code before it"
-    if not steps:
-        absent = Trial(trials.worst.point, trials.worst.settings - present.settings)
-        where = "in BAD without it"
-    names = [change.arrow for name in settings for change in trials.settings[name]]
-    commits = [trials.points[step + 1].step for step in steps]
-    names += commits if len(steps) < 2 else [f"one of these, which no run can tell apart ({'; '.join(commits)})"]
-    verb = "makes" if len(names) == 1 else "make"
-    values = f"{show(trials.value(present))} with it, {show(trials.value(absent))} {where}"
-    return f"{' and '.join(names)} {verb} the difference: {trials.metric} is {values}"
+    before, after = first_bad(len(changes), is_bad)
+    cause = "; ".join(changes[before:after])
+    if after - before > 1:
+        cause = f"one of these, which no run can tell apart ({cause}),"
+    present, absent = (show(trials.value(Trial(count))) for count in (after, before))
+    proof = f"{trials.metric} is {present} with it, {absent} with only the changes before it"
+    return 0, f"{cause} makes the difference: {proof}\n{len(trials.values) - seeds - 1} runs; {spread}"
 
 
 def main(argv: list[str]) -> int:

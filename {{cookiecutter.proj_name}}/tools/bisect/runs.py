@@ -18,7 +18,6 @@ from common.checkpoint.guarantee import SAFE
 from common.config import dump
 from common.config.source import plain, read_file
 from common.run.paths import PROJECT
-from tools.bisect.search import Trial
 from tools.record.run import child_process, say
 from tools.runs.read import RunFiles, read_run
 from tools.same.sides import Side, git
@@ -145,6 +144,14 @@ def mixed(good: dict[str, Any], bad: dict[str, Any], keys: list[str]) -> dict[st
     return config
 
 
+@dataclass(frozen=True)
+class Trial:
+    """One short run: GOOD with the first `count` changes; `seed`: its offset from GOOD's."""
+
+    count: int = 0
+    seed: int = 0
+
+
 class Trials:
     """Trains each trial up to a step of the whole run, and says its value on stderr.
 
@@ -156,7 +163,6 @@ class Trials:
     Attributes:
         settings: the keys of each setting that differs.
         points: of the code, from GOOD's to BAD's.
-        worst: the trial with all changes.
         values: of all trials so far; NaN if the loss was, None if it does not run.
     """
 
@@ -164,11 +170,16 @@ class Trials:
         self.good, self.bad = good, bad
         self.metric = metric or f"val.{good.files.config.get('best.metric', 'loss')}"
         self.step = step or last_common_step(good, bad, self.metric)
-        self.settings = differing_settings(good, bad)
+        self.settings = list(differing_settings(good, bad).values())
         self.points = way(good, bad)
-        self.worst = Trial(len(self.points) - 1, frozenset(self.settings))
         self.values: dict[Trial, float | None] = {}
         self._folder = folder / "trial"
+
+    @property
+    def changes(self) -> list[str]:
+        """All changes from GOOD to BAD in words, in their order."""
+        steps = [point.step for point in self.points[1:]]
+        return steps + [" and ".join(change.arrow for change in keys) for keys in self.settings]
 
     def value(self, trial: Trial) -> float | None:
         """Train, or look the value up."""
@@ -183,13 +194,14 @@ class Trials:
         return self.values[trial]
 
     def describe(self, trial: Trial) -> str:
-        """Return a trial in words: whose settings, whose code."""
-        names = [name for name in self.settings if name in trial.settings]
-        settings = "BAD's settings" if len(names) == len(self.settings) else f"BAD's {', '.join(names)}"
-        settings = settings if names else "GOOD's settings"
-        code = {0: "GOOD's code", self.worst.point: "BAD's code"}.get(trial.point)
-        code = code or f"code of {self.points[trial.point].step}"
-        return f"{settings}; {code}; seed {self.good.start['seed'] + trial.seed}"
+        """Return a trial in words."""
+        changes = self.changes
+        what = "GOOD"
+        if trial.count:
+            what = f"GOOD with the changes up to {changes[trial.count - 1]}"
+        if trial.count == len(changes):
+            what = "BAD"
+        return f"{what}; seed {self.good.start['seed'] + trial.seed}"
 
     def train(self, trial: Trial) -> tuple[float | None, str]:
         """Train until the value is measured. Returns it, or else None and why there is none."""
@@ -197,10 +209,11 @@ class Trials:
         stored, output = self._folder / "stored", self._folder / "output.txt"
         stored.mkdir(parents=True)
         untracked = {name for run in (self.good, self.bad) for name in run.start["git"]["untracked"]}
-        point = self.points[trial.point]
+        steps = len(self.points) - 1
+        point = self.points[min(trial.count, steps)]
         side = Side("commit", point.commit, commit=point.commit)  # the owner's files and index are only read
         project = side.export(self._folder / "code", point.diff, untracked)
-        keys = [change.key for name in trial.settings for change in self.settings[name]]
+        keys = [change.key for keys in self.settings[: max(trial.count - steps, 0)] for change in keys]
         config = mixed(self.good.config, self.bad.config, keys)
         config["dist"]["random_seed"] = self.good.start["seed"] + trial.seed
         write_text(stored / "config.yaml", dump(config))

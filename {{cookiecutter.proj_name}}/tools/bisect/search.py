@@ -1,56 +1,13 @@
 """The search for what makes two runs differ. It decides which short run comes next, and trains nothing itself.
 
 The changes from GOOD to BAD form one list: steps of the code, then settings. GOOD with none of them is good, with all
-of them it is BAD, and halving finds the change that turns good into bad. If that is a setting, and it is not bad alone,
-what it needs lies before it, and is found in the same way.
+of them it is BAD, and halving finds the change that turns good into bad.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from statistics import mean, stdev
 
 _FAR = 4.0  # standard deviations; with four seeds, noise alone gets that far once in thirty times
-
-
-@dataclass(frozen=True)
-class Trial:
-    """One short run: GOOD with some of the changes.
-
-    Attributes:
-        point: the code after this many steps on the way from GOOD's to BAD's.
-        settings: those that have BAD's values.
-        seed: its offset from GOOD's.
-    """
-
-    point: int = 0
-    settings: frozenset[str] = frozenset()
-    seed: int = 0
-
-
-Judge = Callable[[Trial], bool | None]
-"""Says whether a trial is bad; None if it does not run."""
-
-
-def find_cause(steps: int, settings: Sequence[str], is_bad: Judge) -> tuple[list[str], range]:
-    """Find what makes the difference, if GOOD is good, and with all steps and settings it is bad.
-
-    Returns:
-        Settings and the number of a step, from 0, which are needed together; several steps if no run tells them apart.
-    """
-    needed: list[str] = []
-
-    def with_first(count: int) -> Trial:
-        return Trial(min(count, steps), frozenset([*settings[: max(count - steps, 0)], *needed]))
-
-    end = steps + len(settings)
-    while True:
-        start, end = first_bad(end, lambda count: is_bad(with_first(count)))
-        needed = [*settings[max(start - steps, 0) : max(end - steps, 0)], *needed]
-        if start < steps:
-            return needed, range(start, min(end, steps))
-        if is_bad(Trial(settings=frozenset(needed))):
-            return needed, range(0)
-        end = start
 
 
 def first_bad(count: int, is_bad: Callable[[int], bool | None]) -> tuple[int, int]:
