@@ -18,7 +18,7 @@ from typing import Any
 PROJECT = Path(__file__).resolve().parents[1] / "{{cookiecutter.proj_name}}"
 sys.path.insert(0, str(PROJECT))
 
-from common.data.shared_list import SharedList  # noqa: E402
+from library.data.shared_list import SharedList  # noqa: E402
 from torch.utils.data import DataLoader  # noqa: E402
 
 METHODS = ("fork", "spawn", "forkserver")

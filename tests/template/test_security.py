@@ -15,7 +15,7 @@ from support import TEMPLATE
 # Pickles that a process writes and reads itself, in memory; nothing of a file or of another program.
 OWN_PICKLES = {
     "common/checkpoint/file.py",  # names the error that torch.load raises
-    "common/data/shared_list.py",
+    "library/data/shared_list.py",
     "common/data/workers.py",
 }
 # On several hosts the connection that tells of failures has to be reachable from the others; it wants a key.

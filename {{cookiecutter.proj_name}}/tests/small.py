@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from PIL import Image
 from torch import Tensor, nn
 
 from tests.samples import Digits
@@ -173,16 +172,6 @@ class Empty:
 
     def __getitem__(self, index: int) -> Any:
         raise IndexError
-
-
-def images(folder: Path, classes: dict[str, int]) -> Path:
-    """Return a folder of small images, so many in each class."""
-    for label, count in classes.items():
-        (folder / label).mkdir(parents=True)
-        for number in range(count):
-            pixels = np.random.default_rng(number).integers(0, 256, (9, 7, 3), dtype=np.uint8)
-            Image.fromarray(pixels).save(folder / label / f"{number}.png")
-    return folder
 
 
 def two_parts(output: dict[str, Tensor], batch: dict[str, Tensor]) -> dict[str, Tensor]:

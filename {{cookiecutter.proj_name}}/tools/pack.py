@@ -14,8 +14,8 @@ import tarfile
 from pathlib import Path
 
 from common.base.errors import UserError
-from common.base.files import FilesBelow
 from cli.program import run
+from library.data.files_below import FilesBelow
 from library.data.image_folder_dataset import class_folders, sort_images
 
 SHARD = "shard-{:06d}.tar"

@@ -1,6 +1,7 @@
 """Predict for files: python predict.py --model_pt experiments/default --input FILES|FOLDER [--gpu_ids 0 ...]"""
 
 import argparse
+import inspect
 import io
 import itertools
 import json
@@ -16,16 +17,19 @@ from tqdm import tqdm
 
 from common.base.context import error_context
 from common.base.errors import UserError
-from common.base.files import FilesBelow, atomic_file, output_file, unused_path
+from common.base.files import atomic_file, output_file, unused_path
 from common.base.text import plain
+from common.config.arguments import fit_arguments
 from common.config.problem import shown_path
-from common.data.from_files import build_files, reader_of
+from common.config.registry import DATASET_REGISTRY
 from common.data.keyed import find_collate
 from common.data.loader import EvaluationLoader
+from common.data.sections import OWN, apply_transforms
 from common.monitor.log import logger, setup_log
 from common.monitor.pictures import Picture, save_png
 from common.run.paths import RunPaths
 from cli.trained import load_trained
+from library.data.files_below import FilesBelow
 
 _PRINTED = 20  # with more files, predictions are only written
 _SHOWN = 100  # files named in a message
@@ -135,6 +139,37 @@ class _Unreadable(str):
     """Why a sample cannot be read."""
 
 
+def inner_of(section: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """Return the section of the first dataset inside of another one; None if there is none inside."""
+    inner = section.get("set") or next(iter(section.get("sets") or ()), None)
+    return inner if isinstance(inner, Mapping) else None
+
+
+def build_files(section: Mapping[str, Any], mode: str, files: Sequence[Any]) -> Any:
+    """Build a dataset of these files, without labels, prepared as the samples of a section are.
+
+    The class of the dataset makes it: `from_files(files, **arguments)`, where the arguments are the section's, and the
+    defaults of the class. Sample i is that of file i.
+
+    Raises:
+        UserError: the class has no `from_files`.
+    """
+    inner = inner_of(section)
+    if inner is not None:
+        return apply_transforms(build_files(inner, mode, files), section, mode)
+    kind = DATASET_REGISTRY.get(section["type"])
+    make = getattr(kind, "from_files", None)
+    if not callable(make):
+        raise UserError(
+            f"dataset.{mode}: {section['type']} cannot read single files; give the class a method from_files, "
+            f'or name another dataset: --dataset.{mode} "{{type: ImageFiles, size: [32, 32]}}"'
+        )
+    given = {name: value for name, value in section.items() if name not in ("type", "transforms", *OWN)}
+    defaults = {parameter.name: parameter.default for parameter in inspect.signature(kind).parameters.values()}
+    defaults = {name: value for name, value in defaults.items() if value is not inspect.Parameter.empty}
+    return apply_transforms(make(files, **defaults | fit_arguments(kind, given)), section, mode)
+
+
 def find_files(inputs: Iterable[str | Path], section: Mapping[str, Any]) -> list[str]:
     """List the files to predict: those named, and in each folder those that the section's dataset can read.
 
@@ -144,7 +179,10 @@ def find_files(inputs: Iterable[str | Path], section: Mapping[str, Any]) -> list
     Raises:
         UserError: one does not exist, or there is none.
     """
-    reader, names = reader_of(section), [str(Path(path)) for path in inputs]
+    reads = section
+    while (inner := inner_of(reads)) is not None:
+        reads = inner
+    reader, names = DATASET_REGISTRY.get(reads["type"]), [str(Path(path)) for path in inputs]
     suffixes, of_lines = getattr(reader, "suffixes", None), getattr(reader, "lines", False)
     if missing := [name for name in names if not (Path(name).exists() or (of_lines and name == "-"))]:
         raise UserError(f"--input: there is no file or folder {in_lines(missing)}")

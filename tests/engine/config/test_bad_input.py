@@ -12,7 +12,7 @@ from common.config.registry import MODEL_REGISTRY
 import evaluate
 import train
 from tests.conftest import CONFIG, PROJECT, ErrorOf, Runs, load, run
-from tests.small import images
+from tests.data.test_images import images
 from custom.config import Config
 from custom.datasets.digits_dataset import DigitsDataset
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import PROJECT, Runs
-from tests.small import images
+from tests.data.test_images import images
 from custom.datasets.digits_dataset import DigitsDataset
 
 CONFIG = """

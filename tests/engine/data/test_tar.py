@@ -19,9 +19,9 @@ from common.base.errors import UserError
 from library.data.tar_dataset import TarDataset, TarStream
 from library.data.tar_shards import read_index, scan
 from tests.conftest import ErrorOf, Runs, load, run
+from tests.data.test_images import images
 from tests.data.test_tar import CLASSES, on_shards, tar, values
 from tests.ranks import several
-from tests.small import images
 from tools.pack import main as pack
 
 

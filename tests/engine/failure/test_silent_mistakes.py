@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from common.task import Task
 from tests.conftest import ErrorOf, Runs
-from tests.small import images
+from tests.data.test_images import images
 from custom.datasets.digits_dataset import DigitsDataset
 
 HERE = "engine.failure.test_silent_mistakes"

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from common.base.errors import UserError
 from common.config.registry import DATASET_REGISTRY
-from common.data.image_files_dataset import ImageFiles
+from common.data.view import View
 
 _SPLITS = {"train": 0, "val": 1, "eval": 2}
 
@@ -41,12 +41,13 @@ class DigitsDataset:
         # Whether items draw random numbers; if not, the loader skips seeding.
         self.random = shift > 0
 
-    suffixes = ImageFiles.suffixes
+    suffixes = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp"})
 
     @classmethod
-    def from_files(cls, files: Sequence[Any], **_: Any) -> "DigitFiles":
-        """Read pictures of single digits, for predictions."""
-        return DigitFiles.from_files(files, size=[8, 8], channels=1)
+    def from_files(cls, files: Sequence[Any], **_: Any) -> View:
+        """Read pictures of single digits, in any size, for predictions: with the part `images`."""
+        images: Any = DATASET_REGISTRY.get("ImageFiles")
+        return View(images.from_files(files, size=[8, 8], channels=1), [_ink_is_bright])
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -63,13 +64,11 @@ class DigitsDataset:
         return {"image": image, "label": self.labels[index]}
 
 
-class DigitFiles(ImageFiles):
-    """Images of one digit each, in any size: (1, 8, 8), float, 0 (paper) to 1 (ink)."""
-
-    def prepared(self, image: Tensor) -> Tensor:
-        """Invert scans, where ink is dark on light paper: in the data, ink is bright."""
-        border = torch.cat([image[:, 0].flatten(), image[:, -1].flatten(), image[..., 0].flatten()])
-        return 1 - image if border.median() > 0.5 else image
+def _ink_is_bright(sample: dict[str, Any]) -> dict[str, Any]:
+    """Invert scans, where ink is dark on light paper: in the data, ink is bright."""
+    image = sample["image"]
+    border = torch.cat([image[:, 0].flatten(), image[:, -1].flatten(), image[..., 0].flatten()])
+    return {**sample, "image": 1 - image if border.median() > 0.5 else image}
 
 
 def _shift(image: Tensor, limit: int) -> Tensor:

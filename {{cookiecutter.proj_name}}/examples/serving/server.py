@@ -22,9 +22,9 @@ from torch import Tensor
 from common.base.errors import UserError
 from common.base.text import plain
 from common.config.registry import DATASET_REGISTRY
-from common.data.from_files import build_files
 from common.failure.program import exit_process, report_errors
 from common.monitor.log import logger, setup_log
+from tools.predict import build_files
 import custom.config  # noqa: F401 - fills the registries
 
 Run = Callable[[Mapping[str, Tensor]], dict[str, Tensor]]

@@ -1,7 +1,6 @@
 """Datasets made of other datasets: Concat, Repeat and Subset. Their sections nest in the config."""
 
 from bisect import bisect_right
-from collections.abc import Sequence
 from itertools import accumulate
 from pathlib import Path
 from typing import Annotated, Any
@@ -10,7 +9,6 @@ import torch
 
 from common.base.errors import UserError
 from common.config.registry import DATASET_REGISTRY
-from common.data.from_files import build_files
 from common.data.keyed import set_epoch
 from common.data.sections import SetSection, build_set
 from common.data.view import is_map_style
@@ -29,11 +27,6 @@ class _Combined:
         self.sets, self.ends = sets, list(accumulate(map(len, sets)))
         self.indices = range(self.ends[-1]) if indices is None else indices
         self.random = any(getattr(part, "random", True) for part in sets)
-
-    @classmethod
-    def from_files(cls, files: Sequence[Any], sets: Any = None, set: Any = None, **_: Any) -> Any:
-        """Read files as the first dataset does, for predictions."""
-        return build_files((sets or [set])[0], "eval", files)
 
     def __len__(self) -> int:
         return len(self.indices)

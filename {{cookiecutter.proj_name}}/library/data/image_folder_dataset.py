@@ -12,10 +12,10 @@ import torch
 from loguru import logger
 
 from common.base.errors import UserError
-from common.base.files import FilesBelow
 from common.config.registry import DATASET_REGISTRY
-from common.data.image_files_dataset import SUFFIXES, UNREADABLE, ImageFiles, read_image
-from common.data.shared_list import SharedList
+from library.data.files_below import FilesBelow
+from library.data.image_files_dataset import SUFFIXES, UNREADABLE, ImageFiles, read_image
+from library.data.shared_list import SharedList
 
 
 @DATASET_REGISTRY.register()

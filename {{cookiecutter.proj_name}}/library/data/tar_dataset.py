@@ -15,9 +15,9 @@ import torch
 
 from common.base.errors import UserError
 from common.config.registry import DATASET_REGISTRY
-from common.data.image_files_dataset import UNREADABLE, ImageFiles
-from common.data.shared_list import SharedList
 from common.distributed.seed import mix
+from library.data.image_files_dataset import UNREADABLE, ImageFiles
+from library.data.shared_list import SharedList
 from library.data.tar_shards import Sample, decode, find_shards, read_bytes, read_index, scan
 
 FIELDS = {"image": "jpg jpeg png webp", "label": "cls"}

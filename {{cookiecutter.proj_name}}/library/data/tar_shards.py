@@ -19,7 +19,7 @@ from loguru import logger
 
 from common.base.errors import UserError
 from common.base.files import write_text
-from common.data.image_files_dataset import read_image
+from library.data.image_files_dataset import read_image
 
 _INTEGERS = ("cls", "cls2", "class", "count", "index", "inx", "id")
 _TEXTS = ("txt", "text", "transcript")

@@ -1,22 +1,18 @@
 """Which samples of a set are drawn."""
 
 import random
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from PIL import Image
 from torch import Tensor
 
 from common.distributed import Rank
 from common.evaluation.gallery import SampleScore, WorstFirst
-from common.monitor.labelled import draw_labelled
 from common.monitor.pictures import Picture
 from tests.conftest import Runs
 from tests.ranks import several
-from custom.tasks import classification_task
 
 TASK = ["--task", "{type: ClassificationTask}"]
 
@@ -68,41 +64,6 @@ def test_the_order_of_showing() -> None:
     errors = [SampleScore(*row) for row in rows]
     assert shown(errors, 2, 6, fixed=False) == [1, 2, 0, 5, 3, 4]
     assert shown(errors, 2, 6, fixed=True) == [0, 2, 4, 1, 5, 3]
-
-
-def photos(root: Path) -> None:
-    """Three classes of images, sorted by class on the disk."""
-    for label in ("cat", "dog", "a horse with a very long name"):
-        (root / label).mkdir(parents=True)
-        for number in range(8):
-            pixels = np.random.default_rng(number).integers(0, 256, (9, 9, 3), dtype=np.uint8)
-            Image.fromarray(pixels).save(root / label / f"{number}.png")
-
-
-def test_pictures_of_a_run_on_photos(runs: Runs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """From folders to files: validation shows every class and the same images each time, with name and class."""
-    photos(tmp_path / "photos")
-    texts: list[str] = []
-
-    def noted(image: Any, text: str, ok: bool) -> Picture:
-        texts.append(text)
-        return draw_labelled(image, text, ok)
-
-    monkeypatch.setattr(classification_task, "draw_labelled", noted)
-    section = f"{{type: ImageFolderDataset, folder: '{tmp_path / 'photos'}', size: [8, 8]}}"
-    data = [f"--dataset.{split}" for split in ("train", "val", "eval")]
-    runs.train(
-        *TASK, *(word for key in data for word in (key, section)), "--model.in_channels", "3", "--model.classes", "3",
-        "--progress.local_progress", "true", "--progress.iter_save_progress", "0", "--progress.epoch_eval", "-1",
-        "--debug.max_samples", "0", "--batch_size", "4", "--monitor.writers", "[]",
-    )  # fmt: skip
-    validations = [text.splitlines() for text in texts if "\n" in text][-10:]
-    names = [name for _, name in validations]
-    assert names[:5] == names[5:]
-    assert names[:5] == ["... very long name/0.png", "cat/0.png", "dog/0.png", "... very long name/1.png", "cat/1.png"]
-    for text, name in validations:
-        assert text.startswith(("cat", "dog")) == name.startswith(("cat", "dog"))
-        assert text.endswith("%)")
 
 
 @pytest.mark.slow

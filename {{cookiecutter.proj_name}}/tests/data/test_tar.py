@@ -13,8 +13,8 @@ from library.data.image_folder_dataset import ImageFolderDataset
 from library.data.tar_dataset import TarDataset, TarStream
 from library.data.tar_shards import scan
 from tests.conftest import Runs, load
+from tests.data.test_images import images
 from tests.resume import same_after_cut
-from tests.small import images
 from tools.pack import main as pack
 
 SIZE = [8, 8]

@@ -5,14 +5,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 import torch
 from PIL import Image
 from torch import Tensor, nn
 
 from common.data.sections import build_dataset
 import train
-from library.data.sample_transform import ToFloat
 from tests.conftest import Runs, same
 from tests.resume import differing, final, same_after_cut, words
 from tests.samples import Digits
@@ -71,17 +69,6 @@ def test_transforms_are_applied_in_turn() -> None:
     assert torch.equal(data[5]["image"], (3 - plain) * 2) and torch.equal(data[5]["twice"], 1 - (3 - plain))
     assert data.classes == Digits.classes and len(data) == 1200
     assert data.random is True  # nothing says that `negative` does not draw
-    assert build("tests.samples.Digits", {"type": "Normalize", "mean": [0.5], "std": [1.0]}).random is False
-
-
-def test_a_data_set_made_for_no_project() -> None:
-    """By import path: it gets neither `data_dir` nor `mode`; its tuples become dicts of tensors."""
-    kind = "tests.data.test_transforms.Tuples"
-    data = build(kind, {"type": "Named", "names": ["image", "label"]}, {"type": "ToFloat"}, size=40)
-    assert set(data[30]) == {"image", "label"} and data[30]["label"] == 0
-    assert data[30]["image"].shape == (1, 8, 8) and float(data[30]["image"][0, 0, 0]) == pytest.approx(30 / 255)
-    colours = np.arange(24, dtype=np.uint8).reshape(2, 4, 3)
-    assert torch.equal(ToFloat()(Image.fromarray(colours))[1] * 255, torch.tensor(colours[..., 1]).float())
 
 
 def test_random_transforms_do_not_depend_on_workers_or_resumes(runs: Runs) -> None:

@@ -16,12 +16,12 @@ from PIL import Image
 from torch import Tensor, nn
 
 from common.base.errors import UserError
-from common.data.from_files import build_files
 from common.task import Task
 import predict
 from predict import Predictor
 from tests.conftest import PROJECT, Runs, load
 from tests.samples import Convolution
+from tools.predict import build_files
 
 FOLDER = "type: ImageFolderDataset, folder: photos, size: [6, 10], channels: 1"
 SCALED = "transforms: [{type: Normalize, mean: [0.4], std: [0.2]}]"

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from common.data.shared_list import SharedList
+from library.data.shared_list import SharedList
 
 RECORDS: list[Any] = [("a/b.png", 3), {"boxes": [[1.0, 2.0]]}, None, b"\0" * 5, Path("x"), ""]
 

@@ -11,8 +11,8 @@ from torch import Tensor
 from typing_extensions import Self
 
 from common.base.errors import UserError
-from common.base.files import FilesBelow
 from common.config.registry import DATASET_REGISTRY
+from library.data.files_below import FilesBelow
 
 # No other of Pillow's formats is opened, whatever the file's name: some start programs (EPS: Ghostscript).
 # Written out, since Pillow would import all its formats to list them.
@@ -78,11 +78,7 @@ class ImageFiles:
             image = read_image(file, self.size, self.channels)
         except UNREADABLE as error:
             raise UserError(f"cannot read the image{name and f' {name}'}: {error}") from error
-        return {"image": self.prepared(image).contiguous(), "name": Path(name).name}
-
-    def prepared(self, image: Tensor) -> Tensor:
-        """Return a change of each image (C, H, W), 0..1; a subclass may need one."""
-        return image
+        return {"image": image.contiguous(), "name": Path(name).name}
 
 
 def read_image(source: str | Path | BinaryIO, size: list[int] | None, channels: int) -> Tensor:
