@@ -8,7 +8,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import BinaryIO
+from typing import IO, Any, BinaryIO
 
 from loguru import logger
 
@@ -66,7 +66,9 @@ def why_unwritten(error: OSError, path: Path) -> str:
     if written.parent != path.parent:  # not the temporary file beside it
         text += f" ({written})"
     if error.errno == errno.ENOSPC:
-        place = next(part for part in (path, *path.parents) if part.exists())
+        place = path
+        while not place.exists():
+            place = place.parent
         disk = os.statvfs(place)
         if disk.f_bavail and disk.f_files and not disk.f_favail:
             text += "; it has free bytes, but no free inodes: see df -i"
@@ -84,11 +86,19 @@ def output_file(path: Path) -> Iterator[None]:
 
 def unused_path(stem: Path, suffix: str = "") -> Path:
     """`<stem><suffix>`; if that name is taken, `<stem>-2<suffix>`, `<stem>-3<suffix>`, ..."""
-    number, path = 1, stem.with_name(stem.name + suffix)
+    number = 1
+    path = stem.with_name(stem.name + suffix)
     while path.exists():
         number += 1
         path = stem.with_name(f"{stem.name}-{number}{suffix}")
     return path
+
+
+def is_at(path: Path, file: IO[Any]) -> bool:
+    """Return whether `path` still names an open file, which can be moved or deleted."""
+    if not path.exists():
+        return False
+    return os.path.samestat(os.fstat(file.fileno()), path.stat())
 
 
 class Appender:
@@ -121,13 +131,14 @@ class Appender:
         An open file can be read even then.
         """
         with self._writing:
-            if self._file.closed or (path.exists() and os.path.samestat(os.fstat(self._file.fileno()), path.stat())):
+            if self._file.closed or is_at(path, self._file):
                 return
             with atomic_file(path) as copy, suppress(OSError):
                 self._file.seek(0)
                 shutil.copyfileobj(self._file, copy)
             self._file.close()
-            self.path, self._file = path, path.open("a+b", buffering=0)
+            self.path = path
+            self._file = path.open("a+b", buffering=0)
 
     def close(self) -> None:
         """Close it. Safe to call twice."""

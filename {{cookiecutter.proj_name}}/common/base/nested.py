@@ -8,7 +8,12 @@ from typing import Any
 from torch import Tensor
 
 
-def map_tensors(batch: Any, function: Callable[[Tensor], Any], method: str = "", *arguments: Any) -> Any:
+def map_tensors(
+    batch: Any,
+    function: Callable[[Tensor], Any],
+    method: str = "",
+    *arguments: Any,
+) -> Any:
     """Apply `function` to every tensor in mappings, lists, tuples, named tuples, dataclasses and objects with `to`.
 
     These are copied, with whatever else they hold; the rest is unchanged. Any object but a tensor that has `method` is
@@ -16,40 +21,56 @@ def map_tensors(batch: Any, function: Callable[[Tensor], Any], method: str = "",
     """
     if isinstance(batch, Tensor):
         return function(batch)
-    if method and callable(convert := getattr(batch, method, None)):
-        return convert(*arguments)
+    if method:
+        convert = getattr(batch, method, None)
+        if callable(convert):
+            return convert(*arguments)
     if isinstance(batch, (list, tuple)):
         values = [map_tensors(value, function, method, *arguments) for value in batch]
-        return type(batch)(*values) if hasattr(batch, "_fields") else type(batch)(values)
+        if hasattr(batch, "_fields"):
+            return type(batch)(*values)
+        return type(batch)(values)
     if isinstance(batch, Mapping):
-        items = {key: map_tensors(value, function, method, *arguments) for key, value in batch.items()}
-        if not isinstance(batch, MutableMapping):
-            return items
-        copied: Any = copy.copy(batch)  # keeps attributes of a subclass
-        for key, value in items.items():  # not `update`, which some classes refuse
-            copied[key] = value
+        copied: Any = {}
+        if isinstance(batch, MutableMapping):
+            copied = copy.copy(batch)  # keeps attributes of a subclass
+        for key, value in batch.items():  # not `update`, which some classes refuse
+            copied[key] = map_tensors(value, function, method, *arguments)
         return copied
-    if isinstance(batch, type) or not (dataclasses.is_dataclass(batch) or hasattr(batch, "to")):
+    is_dataclass = dataclasses.is_dataclass(batch)
+    if isinstance(batch, type) or not (is_dataclass or hasattr(batch, "to")):
         return batch
-    fields = dataclasses.fields(batch) if dataclasses.is_dataclass(batch) else ()
+    names = list(getattr(batch, "__dict__", {}))
+    if is_dataclass:
+        names = [field.name for field in dataclasses.fields(batch)] or names
     copied = copy.copy(batch)  # not `dataclasses.replace`, which leaves out fields that `__init__` does not take
-    for name in [field.name for field in fields] or list(getattr(batch, "__dict__", {})):
+    for name in names:
         if hasattr(batch, name):
-            object.__setattr__(copied, name, map_tensors(getattr(batch, name), function, method, *arguments))
+            value = map_tensors(getattr(batch, name), function, method, *arguments)
+            object.__setattr__(copied, name, value)
     return copied
 
 
-def map_leaves(value: Any, function: Callable[[Any, tuple[Any, ...]], Any], path: tuple[Any, ...] = ()) -> Any:
+Leaves = Callable[[Any, tuple[Any, ...]], Any]
+
+
+def map_leaves(value: Any, function: Leaves, path: tuple[Any, ...] = ()) -> Any:
     """`value`, of nested dicts, lists and tuples, with every leaf and key replaced by `function(leaf, path)`.
 
     `path` holds the keys and indices of the leaf. Subclasses (OrderedDict, named tuples) become plain types.
     """
     if isinstance(value, Mapping):
-        items = ((key, item, (*path, key)) for key, item in value.items())
-        return {function(key, below): map_leaves(item, function, below) for key, item, below in items}
+        mapped = {}
+        for key, item in value.items():
+            below = (*path, key)
+            name = function(key, below)  # before what is below it
+            mapped[name] = map_leaves(item, function, below)
+        return mapped
     if isinstance(value, (list, tuple)):
-        mapped = [map_leaves(item, function, (*path, index)) for index, item in enumerate(value)]
-        return tuple(mapped) if isinstance(value, tuple) else mapped
+        items = []
+        for index, item in enumerate(value):
+            items.append(map_leaves(item, function, (*path, index)))
+        return tuple(items) if isinstance(value, tuple) else items
     return function(value, path)
 
 
@@ -57,5 +78,8 @@ def flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Return a nested config as one dict with dotted keys: `{"optim.lr": 0.001}`. Lists stay as they are."""
     leaves: dict[str, Any] = {}
     for key, value in config.items():
-        leaves |= flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) and value else {f"{prefix}{key}": value}
+        if isinstance(value, Mapping) and value:
+            leaves |= flat(value, f"{prefix}{key}.")
+        else:
+            leaves[f"{prefix}{key}"] = value
     return leaves

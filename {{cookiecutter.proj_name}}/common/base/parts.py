@@ -74,7 +74,8 @@ def sections(base: type) -> type:
     """
     name = base.__name__
     added = [getattr(config, name) for config in _configs() if hasattr(config, name)]
-    return type(name, (*added, base), {"__doc__": base.__doc__, "__module__": base.__module__})
+    own = {"__doc__": base.__doc__, "__module__": base.__module__}
+    return type(name, (*added, base), own)
 
 
 def rules(config: Any) -> Iterator[Any]:
@@ -86,9 +87,15 @@ def rules(config: Any) -> Iterator[Any]:
 
 def safe_keys() -> list[str]:
     """Return the keys of parts of which a resume accepts new values: `SAFE` in their `config.py`."""
-    return [key for module in _configs() for key in getattr(module, "SAFE", ())]
+    keys: list[str] = []
+    for module in _configs():
+        keys += getattr(module, "SAFE", ())
+    return keys
 
 
 def _configs() -> list[ModuleType]:
-    found = [name for name in installed() if (PROJECT / "parts" / name / "config.py").is_file()]
-    return [import_module(f"parts.{name}.config") for name in found]
+    found = []
+    for name in installed():
+        if (PROJECT / "parts" / name / "config.py").is_file():
+            found.append(import_module(f"parts.{name}.config"))
+    return found

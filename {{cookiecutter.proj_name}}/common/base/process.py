@@ -17,7 +17,9 @@ EXIT_REQUEUE = 75  # EX_TEMPFAIL of sysexits.h: saved, to be continued; a schedu
 
 def available_cores() -> int:
     """Cores this process may use: under Slurm or with a CPU quota (`docker --cpus`), often fewer than there are."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = os.cpu_count() or 1
+    if hasattr(os, "sched_getaffinity"):
+        cores = len(os.sched_getaffinity(0))
     return min([cores, *_cpu_quotas(Path("/proc/self/cgroup"), Path("/sys/fs/cgroup"))])
 
 
@@ -28,17 +30,23 @@ def _cpu_quotas(groups: Path, mounted: Path) -> Iterator[int]:
         groups: lists the groups of this process, `0::/path` in version 2 and `4:cpu,cpuacct:/path` in version 1.
         mounted: the folder of version 2, in which version 1 has one folder for each list of controllers.
     """
-    for line in groups.read_text().splitlines() if groups.is_file() else ():
+    if not groups.is_file():
+        return
+    for line in groups.read_text().splitlines():
         _, controllers, path = line.split(":", 2)
         if controllers and "cpu" not in controllers.split(","):
             continue
-        files = ("cpu.cfs_quota_us", "cpu.cfs_period_us") if controllers else ("cpu.max",)
-        top = mounted / "cpu" if controllers else mounted
+        files = ["cpu.max"]
+        top = mounted
+        if controllers:
+            files = ["cpu.cfs_quota_us", "cpu.cfs_period_us"]
+            top = mounted / "cpu"
         # In a container, the path may be that on the host, and the container's own group the one at the top.
         group = top / path.lstrip("/")
         while group.is_relative_to(top):
             with suppress(OSError, ValueError):  # no such file, or "max"
-                quota, period = map(int, " ".join((group / file).read_text() for file in files).split())
+                words = " ".join((group / file).read_text() for file in files)
+                quota, period = map(int, words.split())
                 if quota > 0:
                     yield -(-quota // period)
             group = group.parent
@@ -50,7 +58,9 @@ def raise_file_limit() -> None:
     Tensors from loader workers arrive as open files, and processes are connected to each other.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = _MOST_FILES if hard < 0 else min(hard, _MOST_FILES)
+    wanted = _MOST_FILES
+    if 0 <= hard < wanted:
+        wanted = hard
     if 0 <= soft < wanted:  # without a limit, -1 on Linux and a large number on macOS
         with suppress(OSError, ValueError):  # macOS has another limit too
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
@@ -64,10 +74,11 @@ def die_with_parent(starter: int | None = None) -> None:
     """
     if not sys.platform.startswith("linux"):
         return
-    parent = os.getppid() if starter is None else starter
+    if starter is None:
+        starter = os.getppid()
     set_death_signal = 1  # PR_SET_PDEATHSIG of prctl(2)
     ctypes.CDLL(None).prctl(set_death_signal, signal.SIGKILL)
-    if os.getppid() != parent:  # the parent died before the call
+    if os.getppid() != starter:  # the parent died before the call
         os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -82,7 +93,9 @@ def exit_code_of(pid: int) -> int | None:
     except OSError:
         return None
     is_ending = int(fields[6]) & 0x4  # PF_EXITING of proc(5)'s field `flags`
-    return os.waitstatus_to_exitcode(int(fields[49])) if is_ending else None
+    if not is_ending:
+        return None
+    return os.waitstatus_to_exitcode(int(fields[49]))
 
 
 def drop_unread_output() -> bool:

@@ -11,7 +11,12 @@ def number(value: float) -> str:
 
     0.00042 becomes 4.2e-04: it must not be shown as 0.000.
     """
-    form = ".1e" if 0 < abs(value) < 1e-3 or 1e5 <= abs(value) < float("inf") else ".5f" if abs(value) < 1 else "#.6g"
+    size = abs(value)
+    form = "#.6g"
+    if 0 < size < 1e-3 or 1e5 <= size < math.inf:
+        form = ".1e"
+    elif size < 1:
+        form = ".5f"
     return f"{value:{form}}".rjust(7)
 
 
@@ -45,4 +50,6 @@ def plain(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [plain(item) for item in value]
     number = float(value)
-    return number if math.isfinite(number) else json.dumps(number)
+    if math.isfinite(number):
+        return number
+    return json.dumps(number)

@@ -42,6 +42,10 @@ _HINTS = {
 def machine_hint(error: BaseException, title: str) -> str:
     """Return what to do about `error`, whose type and message are `title`; "" if it is no known one of a machine."""
     frames = traceback.extract_tb(error.__traceback__)
-    line = (frames[-1].line or "").partition("#")[0] if frames else ""
-    text = f"{title}\n{error}\n{line}"
-    return next((hint for pattern, hint in _HINTS.items() if re.search(pattern, text, re.IGNORECASE)), "")
+    text = f"{title}\n{error}\n"
+    if frames:
+        text += (frames[-1].line or "").partition("#")[0]
+    for pattern, hint in _HINTS.items():
+        if re.search(pattern, text, re.IGNORECASE):
+            return hint
+    return ""

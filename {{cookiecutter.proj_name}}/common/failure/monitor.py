@@ -47,8 +47,12 @@ FailureSink = Callable[[Failure, bool], None]
 
 def print_failure(failure: Failure, to_terminal: bool, details: Path | None = None) -> None:
     """Print a failure; the sink before there is a log. `details`: the file with the traceback."""
-    if to_terminal:
-        print(f"{'' if failure.is_boxed else 'error: '}{failure.text(details)}", file=sys.stderr)
+    if not to_terminal:
+        return
+    text = failure.text(details)
+    if not failure.is_boxed:
+        text = f"error: {text}"
+    print(text, file=sys.stderr)
 
 
 class FailureMonitor:
@@ -75,9 +79,17 @@ class FailureMonitor:
 class _ConnectedMonitor(FailureMonitor):
     """Ends this process when another one fails, and the others when this one does."""
 
-    def __init__(self, rank: Rank, connection: Connection | None, main_if_killed: Failure, hub: "_Hub | None") -> None:
+    def __init__(
+        self,
+        rank: Rank,
+        connection: Connection | None,
+        main_if_killed: Failure,
+        hub: "_Hub | None",
+    ) -> None:
         super().__init__()
-        self.rank, self._connection, self._hub = rank, connection, hub
+        self.rank = rank
+        self._connection = connection
+        self._hub = hub
         self._main_if_killed = main_if_killed  # shown in that case
         self._has_left = False
         threading.Thread(target=self._listen, name="failure monitor", daemon=True).start()
@@ -113,8 +125,13 @@ class _ConnectedMonitor(FailureMonitor):
     def _end(self, failure: Failure, to_terminal: bool) -> NoReturn:
         """Show the first failure of the run, and end this process."""
         self._first = failure
-        is_own = failure.rank == self.rank.rank
-        code = failure.code if is_own else EXIT_ERROR
+        code = EXIT_ERROR
+        delay = _FOLLOW_AFTER_S
+        text = f"ended because another process failed: {failure.reason}"
+        if failure.rank == self.rank.rank:
+            code = failure.code
+            delay = _END_AFTER_S
+            text = failure.text()
         threading.Timer(_END_AT_LATEST_S, os._exit, (code,)).start()
         # The reason should be the last output, but the main thread may keep logging until the end.
         logger.disable("")
@@ -123,8 +140,8 @@ class _ConnectedMonitor(FailureMonitor):
             sys.stdout.flush()
             self.sink(failure, to_terminal)
             _silence()
-        time.sleep(_END_AFTER_S if is_own else _FOLLOW_AFTER_S)
-        report_to_torchrun(failure.text() if is_own else f"ended because another process failed: {failure.reason}")
+        time.sleep(delay)
+        report_to_torchrun(text)
         end(code)
 
 
@@ -132,7 +149,9 @@ class _Hub:
     """On rank 0: a connection to every rank, itself included. Determines the first failure, and sends it to all."""
 
     def __init__(self, server: socket.socket, key: bytes, world_size: int) -> None:
-        self._server, self._key, self._world_size = server, key, world_size
+        self._server = server
+        self._key = key
+        self._world_size = world_size
         self._joined: list[int] = []  # the ranks
         self._members: dict[Connection, Failure] = {}  # with the failure to report if that rank is killed
         for target in (self._accept, self._watch):
@@ -145,7 +164,8 @@ class _Hub:
                 client, _ = self._server.accept()
                 client.setblocking(True)
                 # A thread each: another program that connects and says nothing keeps no rank waiting.
-                threading.Thread(target=self._join, args=(Connection(client.detach()),), daemon=True).start()
+                connection = Connection(client.detach())
+                threading.Thread(target=self._join, args=(connection,), daemon=True).start()
         self._server.close()
 
     def _join(self, connection: Connection) -> None:
@@ -179,8 +199,9 @@ class _Hub:
                     found[message.rank] = Whereabouts(message.rank, message.trace, waits=True)
                     if suspect is None:
                         suspect = message
-                        decide_at = time.monotonic() + (_FOUND_WITHIN_S if message.is_timeout else _CAUSE_WITHIN_S)
+                        decide_at = time.monotonic() + _CAUSE_WITHIN_S
                         if message.is_timeout:
+                            decide_at = time.monotonic() + _FOUND_WITHIN_S
                             self.send_to_all(_WHERE)
         if suspect is not None and suspect.is_timeout:
             suspect = self._explained(suspect, found)
@@ -189,7 +210,8 @@ class _Hub:
     def _explained(self, suspect: Failure, found: dict[int, Whereabouts]) -> Failure:
         """Return the report of a timeout, given where the other ranks are; some have not answered."""
         for other in self._members.values():
-            found.setdefault(other.rank, Whereabouts(other.rank, _SILENT, waits=False, host=other.host, pid=other.pid))
+            silent = Whereabouts(other.rank, _SILENT, False, other.host, other.pid)
+            found.setdefault(other.rank, silent)
         del found[suspect.rank]
         return explain_timeout(suspect, [found[rank] for rank in sorted(found)])
 
@@ -203,13 +225,17 @@ def connect(rank: Rank) -> FailureMonitor:
     if rank.is_single_process:
         return FailureMonitor()
     if_killed = Failure(rank.rank, rank.world_size, EXIT_ERROR, _NO_MESSAGE, hint=_KILLED)
-    hub, offer = None, (if_killed, 0, b"")
-    several_hosts = rank.local_world < rank.world_size
-    address = rank.address if several_hosts else "127.0.0.1"
+    hub = None
+    offer = (if_killed, 0, b"")
+    address = interface = "127.0.0.1"
+    if rank.local_world < rank.world_size:  # on several hosts
+        address = rank.address
+        interface = ""  # any
     if rank.is_main:
         key = secrets.token_bytes(16)
-        server = socket.create_server(("" if several_hosts else address, 0), backlog=rank.world_size)
-        hub, offer = _Hub(server, key, rank.world_size), (if_killed, server.getsockname()[1], key)
+        server = socket.create_server((interface, 0), backlog=rank.world_size)
+        hub = _Hub(server, key, rank.world_size)
+        offer = (if_killed, server.getsockname()[1], key)
     main_if_killed, port, key = from_main(offer, rank)
     connection = None
     try:
@@ -226,7 +252,9 @@ def connect(rank: Rank) -> FailureMonitor:
 
 def _how_it_ended(failure: Failure) -> Failure:
     """Add the exit code or the signal to the report of a process that ended without a word, if it was on this host."""
-    code = exit_code_of(failure.pid) if failure.host == socket.gethostname() else None
+    if failure.host != socket.gethostname():
+        return failure
+    code = exit_code_of(failure.pid)
     if code is None:
         return failure
     if code >= 0:

@@ -70,8 +70,10 @@ class Failure:
     @property
     def process(self) -> str:
         """The process, and its host."""
-        which = "" if self.world_size == 1 else f"rank {self.rank} of {self.world_size}, "
-        return f"{which}process {self.pid} on {self.host}"
+        process = f"process {self.pid} on {self.host}"
+        if self.world_size > 1:
+            process = f"rank {self.rank} of {self.world_size}, {process}"
+        return process
 
     @property
     def reason(self) -> str:
@@ -79,7 +81,9 @@ class Failure:
         first = self.title.partition("\n")[0]
         if self.during:
             first += f" ({shorten(', '.join(self.during), 120, placeholder=' ...')})"
-        return first if self.world_size == 1 else f"rank {self.rank}: {first}"
+        if self.world_size > 1:
+            first = f"rank {self.rank}: {first}"
+        return first
 
     @property
     def is_boxed(self) -> bool:
@@ -88,18 +92,29 @@ class Failure:
 
     def summary(self, details: Path | None = None) -> str:
         """Return the part to read first, and so printed last."""
+        if not self.is_boxed and self.world_size == 1:
+            return self.title
         if not self.is_boxed:
-            return self.title if self.world_size == 1 else f"{self.title}\n  ({self.process})"
-        rows = [("at", self.source), *(("during", note) for note in self.during)]
-        rows += [("process", self.process), ("hint", self.hint), ("details", str(details or ""))]
-        head = " failed " if self.world_size == 1 else f" rank {self.rank} failed "
-        title = [f"  {line}" for line in self.title.splitlines()[:12]]
-        lines = [*title, *(f"  {name:<8} {text}" for name, text in rows if text)]
-        return "\n".join([f"{head:=^{_WIDTH}}", *lines, "=" * _WIDTH])
+            return f"{self.title}\n  ({self.process})"
+        rows = [("at", self.source)]
+        rows += [("during", note) for note in self.during]
+        rows += [("process", self.process), ("hint", self.hint)]
+        rows.append(("details", str(details or "")))
+        head = " failed "
+        if self.world_size > 1:
+            head = f" rank {self.rank} failed "
+        lines = [f"{head:=^{_WIDTH}}"]
+        lines += [f"  {line}" for line in self.title.splitlines()[:12]]
+        lines += [f"  {name:<8} {text}" for name, text in rows if text]
+        lines.append("=" * _WIDTH)
+        return "\n".join(lines)
 
     def text(self, details: Path | None = None) -> str:
         """Everything: the traceback, then the summary; a box begins in a line of its own."""
-        return f"{self.trace}\n{self.summary(details)}" if self.is_boxed else self.summary(details)
+        text = self.summary(details)
+        if self.is_boxed:
+            text = f"{self.trace}\n{text}"
+        return text
 
 
 def describe(error: BaseException, rank: Rank) -> Failure:
@@ -110,24 +125,40 @@ def describe(error: BaseException, rank: Rank) -> Failure:
         return Failure(rank.rank, rank.world_size, EXIT_USER_ERROR, with_notes(error))
     if isinstance(error, KeyboardInterrupt):
         return Failure(rank.rank, rank.world_size, EXIT_INTERRUPTED, "interrupted; exited immediately without saving")
-    code, title, notes = EXIT_ERROR, _title(error), [str(note) for note in getattr(error, "__notes__", ())]
+    code = EXIT_ERROR
+    title = _title(error)
     if isinstance(error, SystemExit):
         title = f"the program exited early, by sys.exit({error.code!r})"
-        code = error.code if isinstance(error.code, int) and error.code else EXIT_ERROR
-    trace = "".join(traceback.format_exception(type(error), error, error.__traceback__)).rstrip()
-    for note in notes:  # they are in the summary
-        trace = trace.replace(f"\n{note}", "")
-    hint = next((note.removeprefix(HINT) for note in notes if note.startswith(HINT)), "")
+        if isinstance(error.code, int) and error.code:
+            code = error.code
+    trace = "".join(traceback.format_exception(error)).rstrip()
+    hint = ""
+    during: list[str] = []
+    for note in map(str, getattr(error, "__notes__", ())):
+        trace = trace.replace(f"\n{note}", "")  # it is in the summary
+        if not note.startswith(HINT):
+            during.append(note)
+        elif not hint:
+            hint = note.removeprefix(HINT)
     hint = hint or machine_hint(error, title)
-    is_timeout = (
-        not rank.is_single_process and re.search("(?<!DataLoader )timed? ?out", title, re.IGNORECASE) is not None
-    )
+    is_timeout = may_follow = False
+    if not rank.is_single_process:
+        is_timeout = re.search("(?<!DataLoader )timed? ?out", title, re.IGNORECASE) is not None
+        may_follow = re.search(_CONSEQUENCE, title, re.IGNORECASE) is not None
     if not hint and is_timeout:
         hint = "another rank was late or hangs; if it was legitimately busy, increase dist.timeout"
-    during = [note for note in notes if not note.startswith(HINT)]
-    may_follow = not rank.is_single_process and re.search(_CONSEQUENCE, title, re.IGNORECASE) is not None
-    where = _source(trace)
-    return Failure(rank.rank, rank.world_size, code, title, trace, where, during, hint, may_follow, is_timeout)
+    return Failure(
+        rank.rank,
+        rank.world_size,
+        code,
+        title,
+        trace,
+        _source(trace),
+        during,
+        hint,
+        may_follow,
+        is_timeout,
+    )
 
 
 @dataclass(frozen=True)
@@ -154,7 +185,8 @@ def where_now(rank: Rank) -> Whereabouts:
         waits = waits or frame.filename.startswith(_EXCHANGES) or frame.name == "_engine_run_backward"
         if not frame.filename.startswith(_TORCH):
             break
-    return Whereabouts(rank.rank, "".join(traceback.format_list(stack)).rstrip(), waits)
+    text = "".join(traceback.format_list(stack)).rstrip()
+    return Whereabouts(rank.rank, text, waits)
 
 
 def explain_timeout(failure: Failure, found: Sequence[Whereabouts]) -> Failure:
@@ -163,7 +195,11 @@ def explain_timeout(failure: Failure, found: Sequence[Whereabouts]) -> Failure:
     It becomes the report of one that did not come to the exchange. If all wait, in different places, it has all stacks.
     """
     waited = f"rank {failure.rank} waited in vain: {failure.title.splitlines()[0]}"
+    trace = failure.trace
+    during = [*failure.during]
+    hint = failure.hint
     for there in found:
+        source = _source(there.stack)
         if not there.waits:
             return Failure(
                 there.rank,
@@ -171,17 +207,17 @@ def explain_timeout(failure: Failure, found: Sequence[Whereabouts]) -> Failure:
                 EXIT_ERROR,
                 "did not come to an exchange in which other processes waited for it (dist.timeout)",
                 f"Stack of rank {there.rank}:\n{there.stack}",
-                _source(there.stack),
+                source,
                 [waited],
                 _ABSENT,
                 host=there.host,
                 pid=there.pid,
             )
-    trace = "\n".join([failure.trace, *(f"Stack of rank {there.rank}:\n{there.stack}" for there in found)])
-    places = [f"rank {there.rank} waits at {_source(there.stack)}" for there in found]
-    is_crossed = any(_source(there.stack) != failure.source for there in found)
-    hint = _CROSSED if is_crossed else failure.hint
-    return replace(failure, trace=trace, during=[*failure.during, *places], hint=hint)
+        trace += f"\nStack of rank {there.rank}:\n{there.stack}"
+        during.append(f"rank {there.rank} waits at {source}")
+        if source != failure.source:
+            hint = _CROSSED
+    return replace(failure, trace=trace, during=during, hint=hint)
 
 
 def report_to_torchrun(text: str) -> None:
@@ -193,22 +229,27 @@ def report_to_torchrun(text: str) -> None:
     if path:
         more = {"py_callstack": text, "timestamp": str(int(time.time()))}  # it prints py_callstack, not the message
         with suppress(OSError):
-            Path(path).write_text(json.dumps({"message": {"message": text, "extraInfo": more}}))
+            message = {"message": text, "extraInfo": more}
+            Path(path).write_text(json.dumps({"message": message}))
 
 
 def _title(error: BaseException) -> str:
     message = str(error).strip()
     if message.startswith("Caught ") and "Original Traceback" in message:  # from a DataLoader worker
         return message.splitlines()[-1].strip()
-    return f"{type(error).__name__}: {message}" if message else type(error).__name__
+    kind = type(error).__name__
+    return f"{kind}: {message}" if message else kind
 
 
 def _source(trace: str) -> str:
     """Return the innermost line of a traceback in the user's own code; if none, in the engine's."""
-    lines = [
-        f"{path.removeprefix(_ROOT)}:{number}, in {function}:  {code}"
-        for path, number, function, code in _FRAME.findall(trace)
-        if path.startswith(_ROOT) and "site-packages" not in path
-    ]
-    user = [line for line in lines if not line.startswith(("common/", "train.py", "evaluate.py", "cli/", "tools/"))]
-    return (user or lines or [""])[-1]
+    of_user = of_engine = ""
+    for path, number, function, code in _FRAME.findall(trace):
+        if not path.startswith(_ROOT) or "site-packages" in path:
+            continue
+        line = f"{path.removeprefix(_ROOT)}:{number}, in {function}:  {code}"
+        if line.startswith(("common/", "train.py", "evaluate.py", "cli/", "tools/")):
+            of_engine = line
+        else:
+            of_user = line
+    return of_user or of_engine

@@ -25,15 +25,18 @@ _early: list[int] = []  # signals that arrived before the loop started
 
 def catch_early_signals() -> None:
     """Hold a requeue signal until the loop starts; by default it would kill a process that is still starting."""
-    for number in _REQUEUE_SIGNALS if is_main_thread() else ():
-        signal.signal(number, lambda number, frame: _early.append(number))
+    if is_main_thread():
+        for number in _REQUEUE_SIGNALS:
+            signal.signal(number, lambda number, frame: _early.append(number))
 
 
 def exit_code(number: int) -> int:
     """Return the exit code of a run that signal `number` stopped; 0 for none."""
     if number in _REQUEUE_SIGNALS:
         return EXIT_REQUEUE
-    return 128 + number if number else 0
+    if number:
+        return 128 + number
+    return 0
 
 
 class StopDecision(NamedTuple):
@@ -54,7 +57,8 @@ class StopSignals:
     """
 
     def __init__(self, rank: Rank) -> None:
-        self.rank, self._is_alone = rank, rank.is_single_process
+        self.rank = rank
+        self._is_alone = rank.is_single_process
         self.signal = 0
         self._noted_at = 0.0
         self._exchange: LaterMax | None = None  # started in the previous step
@@ -69,10 +73,13 @@ class StopSignals:
         Under a launcher ours stay: it forwards the signals of its group, so a second one may arrive during shutdown.
         Outside the main thread, which alone receives signals, none are caught.
         """
-        # Under nohup, a lost terminal does not stop the run.
-        numbers = [n for n in _STOP_SIGNALS if n != signal.SIGHUP or signal.getsignal(n) != signal.SIG_IGN]
-        before = {n: signal.signal(n, self._note) for n in numbers} if is_main_thread() else {}
-        if not before:
+        before = {}
+        if is_main_thread():
+            for number in _STOP_SIGNALS:
+                # Under nohup, a lost terminal does not stop the run.
+                if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:
+                    before[number] = signal.signal(number, self._note)
+        else:
             logger.warning("training runs in a thread, which gets no signals: Ctrl-C and SIGTERM will not save first")
         self.signal = self.signal or max(_early, default=0)
         _early.clear()
@@ -91,7 +98,8 @@ class StopSignals:
         elif self.signal not in _REQUEUE_SIGNALS or number == signal.SIGINT:
             if not self.signal:  # in another thread: the code that this interrupts may hold a lock of the log
                 _thread.start_new_thread(self._announce, (number,))
-            self.signal, self._noted_at = number, time.monotonic()
+            self.signal = number
+            self._noted_at = time.monotonic()
 
     def _announce(self, number: int) -> None:
         if drop_unread_output():
@@ -99,7 +107,9 @@ class StopSignals:
             for thread in threading.enumerate():  # writes that wait for a reader are tried again, into nothing
                 if thread.ident is not None:
                     signal.pthread_kill(thread.ident, number)
-        again = "; press Ctrl-C again to exit at once" * (number == signal.SIGINT)
+        again = ""
+        if number == signal.SIGINT:
+            again = "; press Ctrl-C again to exit at once"
         logger.warning("{}: stopping after this step, then saving{}", signal.Signals(number).name, again)
 
     def sync(self, save: bool) -> StopDecision:
@@ -109,19 +119,23 @@ class StopSignals:
         it: an exchange in each step cost 6 % at 10 ms per step, with one core per process.
         """
         if self._is_alone:
-            return StopDecision(self.signal, save) if self.signal or save else _NOTHING
+            if self.signal or save:
+                return StopDecision(self.signal, save)
+            return _NOTHING
         decision = _NOTHING
         self._steps_left -= 1
         if self._exchange is not None:
             stop, wants_save, self._interval = self._exchange.read()
             decision = StopDecision(stop, bool(wants_save))
-            self._exchange, self._steps_left = None, self._interval - 1
+            self._exchange = None
+            self._steps_left = self._interval - 1
         if self._steps_left <= 0:
             now = time.monotonic()
             fitting = int(self._interval * _EXCHANGE_EVERY_S / (now - self._exchanged_at))
             # At most doubled: the first steps say little about those that follow.
             interval = max(1, min(fitting, 2 * self._interval, _MAX_INTERVAL))
-            self._exchange = LaterMax([self.signal, int(save and not decision.save), interval], self.rank)
+            wants_save = int(save and not decision.save)
+            self._exchange = LaterMax([self.signal, wants_save, interval], self.rank)
             self._exchanged_at = now
         return decision
 

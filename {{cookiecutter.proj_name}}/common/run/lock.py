@@ -11,6 +11,7 @@ from typing import TextIO
 from loguru import logger
 
 from common.base.errors import UserError
+from common.base.files import is_at
 from common.run.status import now
 
 
@@ -72,7 +73,7 @@ class FolderLock:
 
     def is_in_place(self) -> bool:
         """Return whether `path` still names the file that is locked."""
-        return self.path.exists() and os.path.samestat(os.fstat(self._file.fileno()), self.path.stat())
+        return is_at(self.path, self._file)
 
 
 def is_held(path: Path) -> bool:
