@@ -33,7 +33,13 @@ from common.settings import RunConfig
 from common.task import Parts, Task
 
 
-def build_parts(config: RunConfig, rank: Rank, seed: int, *, first_weights: bool = True) -> Parts:
+def build_parts(
+    config: RunConfig,
+    rank: Rank,
+    seed: int,
+    *,
+    first_weights: bool = True,
+) -> Parts:
     """Build everything that the config names. The seed determines the initial weights, which are the same on all ranks.
 
     Without `first_weights`, a checkpoint will replace them, and the file of `init_from` is not needed.
@@ -49,20 +55,33 @@ def build_parts(config: RunConfig, rank: Rank, seed: int, *, first_weights: bool
         val=build_evaluation(config, "val", rank, seed),
         evaluation=build_evaluation(config, "eval", rank, seed),
     )
-    measured = {label(loader.split, loader.name): loader for loader in (*parts.val, *parts.evaluation)}
-    loaders = {"train": stream, **measured, **parts.deciding_data()}
-    parts.task.classes = check_classes(config.model, {name: loader.dataset for name, loader in loaders.items()})
+    datasets = {"train": stream.dataset}
+    for loader in (*parts.val, *parts.evaluation):
+        datasets[label(loader.split, loader.name)] = loader.dataset
+    for name, other in parts.deciding_data().items():
+        datasets[name] = other.dataset
+    parts.task.classes = check_classes(config.model, datasets)
     return parts
 
 
-def build_task(config: RunConfig, seed: int, rank: Rank, *, first_weights: bool = True) -> Task:
+def build_task(
+    config: RunConfig,
+    seed: int,
+    rank: Rank,
+    *,
+    first_weights: bool = True,
+) -> Task:
     """Build the task with its model, losses and metrics; with `first_weights`, initialize the weights for training."""
     set_seed(seed)
     model: nn.Module = MODEL_REGISTRY.build(config.model)
     if first_weights:
         init_weights(model, config.init_from, PROJECT, rank)
-    loss, metric = LossFactory(config.loss), MetricFactory(config.metric)
-    task: Task = TASK_REGISTRY.build(config.task, model=model, loss=loss, metric=metric)
+    task: Task = TASK_REGISTRY.build(
+        config.task,
+        model=model,
+        loss=LossFactory(config.loss),
+        metric=MetricFactory(config.metric),
+    )
     check_names(task)
     check_no_lazy(task)
     check_patterns(task, config.prepare)
@@ -105,49 +124,90 @@ def build_stream(config: RunConfig, rank: Rank, seed: int) -> BatchStream:
         drop_last=config.loader.drop_last,
         in_blocks=config.dist.is_fixed,
     )
-    return TrainStream(dataset, plan, config.loader, worker=config.num_workers, device=rank.device)
+    return TrainStream(
+        dataset,
+        plan,
+        config.loader,
+        worker=config.num_workers,
+        device=rank.device,
+    )
 
 
-def build_stage_streams(config: RunConfig, rank: Rank, seed: int, usual: BatchStream) -> Mapping[int, BatchStream]:
+def build_stage_streams(
+    config: RunConfig,
+    rank: Rank,
+    seed: int,
+    usual: BatchStream,
+) -> Mapping[int, BatchStream]:
     """Build the training data of stages that have their own, by number."""
     stages = part("stages", "stages")
     if stages is None:
         return {}
-    streams: dict[int, BatchStream] = stages.build_streams(config, partial(build_stream, rank=rank, seed=seed), usual)
+    build = partial(build_stream, rank=rank, seed=seed)
+    streams: dict[int, BatchStream] = stages.build_streams(config, build, usual)
     return streams
 
 
-def build_evaluation(config: RunConfig, split: str, rank: Rank, seed: int) -> list[EvaluationLoader]:
+def build_evaluation(
+    config: RunConfig,
+    split: str,
+    rank: Rank,
+    seed: int,
+) -> list[EvaluationLoader]:
     """Build the datasets of a split, unshuffled; every sample is evaluated once over all ranks."""
-    sets = sets_of(getattr(config.dataset, split))
-    return [build_set(config, split, name, section, rank, seed) for name, section in sets.items()]
+    loaders = []
+    for name, section in sets_of(getattr(config.dataset, split)).items():
+        loaders.append(build_set(config, split, name, section, rank, seed))
+    return loaders
 
 
 def build_set(
-    config: RunConfig, split: str, name: str, section: Mapping[str, Any], rank: Rank, seed: int
+    config: RunConfig,
+    split: str,
+    name: str,
+    section: Mapping[str, Any],
+    rank: Rank,
+    seed: int,
 ) -> EvaluationLoader:
     """Build one dataset of a split. The name is "" if it is the only one."""
     with error_context(lambda: f"in building dataset.{label(split, name)}"):
         dataset = seeded_dataset(config, split, label(split, name), section, rank, seed)
-    size, worker = section.get("eval_batch_size", config.batch_size), config.num_workers
     return EvaluationLoader(
-        dataset, config.loader, batch_size=size, worker=worker, rank=rank, seed=seed, split=split, name=name
+        dataset,
+        config.loader,
+        batch_size=section.get("eval_batch_size", config.batch_size),
+        worker=config.num_workers,
+        rank=rank,
+        seed=seed,
+        split=split,
+        name=name,
     )
 
 
-def seeded_dataset(config: RunConfig, split: str, name: str, section: Mapping[str, Any], rank: Rank, seed: int) -> Any:
+def seeded_dataset(
+    config: RunConfig,
+    split: str,
+    name: str,
+    section: Mapping[str, Any],
+    rank: Rank,
+    seed: int,
+) -> Any:
     """Build a dataset. Its constructor draws the same random numbers on all ranks, seeded by the run and its name.
 
     Raises `UserError` if its size differs between ranks, such as in an incomplete copy.
     """
     set_seed(mix(seed, crc32(name.encode())))
-    dataset = build_dataset(section, split, data_dir(config.dir, PROJECT), limit=config.debug.max_samples)
+    folder = data_dir(config.dir, PROJECT)
+    dataset = build_dataset(section, split, folder, limit=config.debug.max_samples)
     size = len(dataset) if is_map_style(dataset) else None
     check_same({f"samples of dataset.{name}": size}, rank, "sees different data than rank 0")
     return dataset
 
 
-def check_classes(model: Mapping[str, Any], data: Mapping[str, Any]) -> tuple[str, ...]:
+def check_classes(
+    model: Mapping[str, Any],
+    data: Mapping[str, Any],
+) -> tuple[str, ...]:
     """Compare the `classes` of the datasets with each other and with the model. Returns the class names, if any.
 
     Warns of a model with more classes than the data: nothing fails, but they are never right.
@@ -160,7 +220,11 @@ def check_classes(model: Mapping[str, Any], data: Mapping[str, Any]) -> tuple[st
         UserError: the splits differ (label 1 would not mean the same in training and validation), or the model has too
             few classes.
     """
-    named = {split: tuple(map(str, names)) for split, part in data.items() if (names := getattr(part, "classes", None))}
+    named: dict[str, tuple[str, ...]] = {}
+    for split, dataset in data.items():
+        classes = getattr(dataset, "classes", None)
+        if classes:
+            named[split] = tuple(map(str, classes))
     first, names = next(iter(named.items()), ("", ()))
     for split, classes in named.items():
         if classes != names:
@@ -168,9 +232,14 @@ def check_classes(model: Mapping[str, Any], data: Mapping[str, Any]) -> tuple[st
                 f"dataset.{split} has the classes {', '.join(classes)}, but dataset.{first} has {', '.join(names)}; "
                 "every split needs the same class folders; some may be empty"
             )
-    key = next((key for key in ("classes", "num_classes") if isinstance(model.get(key), int)), None)
-    if names and key is not None and len(names) != model[key]:
-        shown = ", ".join(names[:8]) + (", ..." if len(names) > 8 else "")
+    key = ""
+    for argument in ("num_classes", "classes"):
+        if isinstance(model.get(argument), int):
+            key = argument
+    if names and key and len(names) != model[key]:
+        shown = ", ".join(names[:8])
+        if len(names) > 8:
+            shown += ", ..."
         text = f"model.{key} is {model[key]}, but dataset.{first} has {len(names)} classes ({shown})"
         if len(names) > model[key]:
             raise UserError(f"{text}; use --model.{key} {len(names)}")

@@ -52,8 +52,9 @@ def resumed_position(at: Position, epoch_size: int, least: int = 1) -> Position:
             f"the checkpoint stopped in epoch {at.epoch + 1}, after {at.sample} of {at.epoch_size} samples, but the "
             f"training data has {epoch_size} now; use the same data, or take only the weights: --progress.start_epoch 0"
         )
-    is_done = 0 < epoch_size - at.sample < least
-    return Position(at.step, at.epoch + is_done, 0 if is_done else at.sample, epoch_size)
+    if 0 < epoch_size - at.sample < least:
+        return Position(at.step, at.epoch + 1, 0, epoch_size)
+    return at._replace(epoch_size=epoch_size)
 
 
 @dataclass(frozen=True)
@@ -66,7 +67,9 @@ class Interval:
     @classmethod
     def parse(cls, value: int | float | str | None, unit: Unit) -> "Interval":
         """Parse 10, "10", "200step" or "0.5epoch"; a plain number is in `unit`. None, 0 and negative mean never."""
-        match = _TEXT.fullmatch(str(0 if value is None else value))
+        if value is None:
+            value = 0
+        match = _TEXT.fullmatch(str(value))
         if match is None:
             raise UserError(f'{value!r} is not an interval: write a number of {unit}s, "200step" or "0.5epoch"')
         amount = max(Fraction(match[1]), Fraction(0))
@@ -80,12 +83,14 @@ class Interval:
 
     def times_passed(self, at: Position) -> int:
         """Return how many times this interval has passed at `at`. Exact: calculated in integers."""
-        amount, per = self.amount.numerator, self.amount.denominator
+        amount = self.amount.numerator
+        per = self.amount.denominator
         if self.unit == "step":
             return at.step * per // amount
         if not at.epoch_size:
             return at.epoch * per // amount
-        return (at.epoch * at.epoch_size + at.sample) * per // (amount * at.epoch_size)
+        samples = at.epoch * at.epoch_size + at.sample
+        return samples * per // (amount * at.epoch_size)
 
     def is_due(self, before: Position, after: Position) -> bool:
         """Return whether a multiple of this interval lies in (before, after]."""
@@ -98,9 +103,11 @@ class Interval:
         due = (self.times_passed(at) + 1) * self.amount
         if self.unit == "step":
             return math.ceil(due)
+        if not at.epoch_size:
+            return math.inf
         # With `drop_last`, the last step of an epoch can count for almost two.
         missing = (due - at.epoch) * at.epoch_size - at.sample
-        return at.step + max(1, int(missing / samples_per_step)) if at.epoch_size else math.inf
+        return at.step + max(1, int(missing / samples_per_step))
 
     def in_steps(self, steps_per_epoch: int | None) -> int:
         """This length in optimizer steps, rounded to the nearest; at least 1, or 0 for never.
@@ -201,13 +208,21 @@ class Triggers:
         intervals: of the actions, in the order of the loop.
     """
 
-    def __init__(self, config: ProgressConfig, samples_per_step: int, steps_per_epoch: int | None = None) -> None:
-        self._config, self._samples_per_step = config, samples_per_step
-        log, epoch = Interval.parse(config.log_every, "step"), steps_per_epoch or math.inf
+    def __init__(
+        self,
+        config: ProgressConfig,
+        samples_per_step: int,
+        steps_per_epoch: int | None = None,
+    ) -> None:
+        self._config = config
+        self._samples_per_step = samples_per_step
         self._next_step: float = 0  # nothing is due before this step, unless the epoch ends
-        self.intervals = {
+        log = Interval.parse(config.log_every, "step")
+        if log.unit == "step" and log.amount > (steps_per_epoch or math.inf):
             # With a few steps per epoch, most validations would have no training loss beside them.
-            "log": Interval.parse(1, "epoch") if log.unit == "step" and log.amount > epoch else log,
+            log = Interval.parse(1, "epoch")
+        self.intervals = {
+            "log": log,
             "pictures": Interval.parse(config.iter_save_progress, "step"),
             "validate": Interval.parse(config.epoch_val, "epoch"),
             "evaluate": Interval.parse(config.epoch_eval, "epoch"),
@@ -222,15 +237,22 @@ class Triggers:
         """
         if after.step < self._next_step and after.epoch == before.epoch:
             return _NOTHING
-        earliest = [interval.earliest_step(after, self._samples_per_step) for interval in self.intervals.values()]
-        self._next_step = min(*earliest, self._config.max_steps or math.inf)
+        self._next_step = self._config.max_steps or math.inf
         is_last = self.is_over(after)
-        due = {name: bool(rule) if is_last else rule.is_due(before, after) for name, rule in self.intervals.items()}
+        due = {}
+        for name, interval in self.intervals.items():
+            earliest = interval.earliest_step(after, self._samples_per_step)
+            self._next_step = min(self._next_step, earliest)
+            due[name] = bool(interval)
+            if not is_last:
+                due[name] = interval.is_due(before, after)
         return Due(**due, is_last=is_last)
 
     def is_over(self, at: Position) -> bool:
         """Return whether the run has reached its configured end."""
-        return at.epoch >= (self._config.epoch or math.inf) or at.step >= (self._config.max_steps or math.inf)
+        epochs = self._config.epoch or math.inf
+        steps = self._config.max_steps or math.inf
+        return at.epoch >= epochs or at.step >= steps
 
 
 @dataclass
@@ -273,6 +295,8 @@ class Outcome:
 
 def total_steps(config: ProgressConfig, steps_per_epoch: int | None) -> int | None:
     """Optimizer steps of the whole run; None if the data has no length and `max_steps` is not set."""
-    by_epochs = None if config.epoch is None or steps_per_epoch is None else config.epoch * steps_per_epoch
-    known = [steps for steps in (by_epochs, config.max_steps) if steps is not None]
-    return min(known, default=None)
+    total = config.max_steps
+    if config.epoch is not None and steps_per_epoch is not None:
+        by_epochs = config.epoch * steps_per_epoch
+        total = min(by_epochs, total or by_epochs)
+    return total

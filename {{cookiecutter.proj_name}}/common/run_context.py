@@ -50,9 +50,17 @@ def managed_run(
     if rank.backend == "nccl":  # torch records exchanges, and writes them before it ends a process that waits in one
         os.environ.setdefault("TORCH_FR_DUMP_TEMP_FILE", str(paths.root / "nccl_rank"))
     with distributed_run(rank, config.dist, resolved.values) as rank:
-        for text in resolved.warnings if rank.is_main else ():
-            logger.warning("{}", text)
-        run = RunContext(config=config, values=resolved.values, argv=argv, project=project, rank=rank, paths=paths)
+        if rank.is_main:
+            for text in resolved.warnings:
+                logger.warning("{}", text)
+        run = RunContext(
+            config=config,
+            values=resolved.values,
+            argv=argv,
+            project=project,
+            rank=rank,
+            paths=paths,
+        )
         try:
             run.choose_start()
             yield run
@@ -96,35 +104,51 @@ class RunContext:
 
     def choose_start(self) -> None:
         """Find the checkpoint that the run starts from, and its seed."""
-        config, rank = self.config, self.rank
+        config = self.config
+        rank = self.rank
         # A job restarted by its launcher continues its own run, whatever --resume and start_epoch say; never another.
-        restarted = from_main(is_restart(self.paths, rank) and any(self.paths.checkpoints.glob("*.pt")), rank)
+        has_saved = any(self.paths.checkpoints.glob("*.pt"))
+        restarted = from_main(is_restart(self.paths, rank) and has_saved, rank)
         self.only_weights = config.progress.start_epoch == 0 and not restarted
-        resume = "auto" if restarted else config.resume
+        resume = config.resume
+        if restarted:
+            resume = "auto"
         self.checkpoint = find_checkpoint(resume, self.paths.checkpoints, rank)
-        continued = None if self.only_weights else self.checkpoint
-        self._resumed = continued if self.paths.contains(resume) else None
+        drawn = None
+        if self.checkpoint is not None and not self.only_weights:
+            # A drawn seed belongs to the run, because it determines the order of its samples.
+            drawn = self.checkpoint.state["about"]["seed"]
+            if self.paths.contains(resume):
+                self._resumed = self.checkpoint
         if self._resumed is None:  # an earlier run of this name will be moved, so this run may not need its files
-            init, source = weights_path(config.init_from.path, self.project), getattr(self.checkpoint, "path", None)
+            init = weights_path(config.init_from.path, self.project)
+            source = getattr(self.checkpoint, "path", None)
             refuse_sources_in_moved_run({"init_from.path": init, "resume": source}, self.paths)
-        # A drawn seed belongs to the run, because it determines the order of its samples.
-        self.seed = choose_seed(config.dist, rank, drawn=continued.state["about"]["seed"] if continued else None)
+        self.seed = choose_seed(config.dist, rank, drawn=drawn)
 
     @property
     def needs_first_weights(self) -> bool:
         """Whether the weights that `init_from` names matter: no checkpoint has them all."""
-        return not (self.checkpoint and self.config.checkpoint.frozen) or bool(self.checkpoint.state.get("frozen"))
+        if self.checkpoint is None or not self.config.checkpoint.frozen:
+            return True
+        return bool(self.checkpoint.state.get("frozen"))
 
     def open(self) -> None:
         """Open the run's folder, log and monitor. Moves an earlier run of this name away."""
-        config, rank, resumed = self.config, self.rank, self._resumed
+        config = self.config
+        rank = self.rank
+        resumed = self._resumed
         barrier(rank)  # all processes have read the checkpoint and built their parts without error
         if rank.is_main:
             attempt, patch = describe_start(self.project, self.argv, self.seed, rank)
-            self.folder = open_run(self.paths, self.values, attempt, patch, resume=resumed is not None)
+            is_resume = resumed is not None
+            self.folder = open_run(self.paths, self.values, attempt, patch, is_resume)
         barrier(rank)  # the folder exists
-        step = None if resumed is None else resumed.step
-        banner = "started again" if step is None else f"resumed at step {step}"
+        step = None
+        banner = "started again"
+        if resumed is not None:
+            step = resumed.step
+            banner = f"resumed at step {step}"
         file = self.paths.log_file(rank.rank)
         setup_log(config.monitor.log_level, rank=rank.rank, file=file, banner=banner)
         if self.folder is not None:
@@ -133,9 +157,13 @@ class RunContext:
             checkpoints.clean()
             if resumed is not None:
                 checkpoints.rewind_to(resumed)
-        local = config.progress.local_progress
         self.monitor = Monitor(
-            config.monitor, rank, self.folder, resume_step=step, local_pictures=local, values=self.values
+            config.monitor,
+            rank,
+            self.folder,
+            resume_step=step,
+            local_pictures=config.progress.local_progress,
+            values=self.values,
         )
         self._is_open = True
         rank.failure_monitor.sink = self.record_failure  # not before: the folder may be that of an earlier run
@@ -147,10 +175,12 @@ class RunContext:
 
         Call it before the first step and before each save. Every process must call it.
         """
-        before, made = self.paths.root, None
+        before = self.paths.root
+        made = None
         if self.folder is not None:
             with warn_on_oserror(f"{before}, which was moved or deleted,"):
-                made = self.paths.root if self.folder.make_again() else None
+                if self.folder.make_again():
+                    made = self.paths.root
         made = from_main(made, self.rank)
         if made is None:
             return
@@ -179,7 +209,8 @@ class RunContext:
         caller then prints the error."""
         if self.rank.is_single_process and (isinstance(error, SystemExit) or not self._is_open):
             return
-        failure, failure_monitor = describe(error, self.rank), self.rank.failure_monitor
+        failure = describe(error, self.rank)
+        failure_monitor = self.rank.failure_monitor
         if self._is_open and not (failure.may_follow or failure_monitor.is_over):
             keep_error(failure, self.paths)  # even if another rank failed first
         failure_monitor.fail(failure)  # if there are other processes, ends this one
@@ -194,11 +225,19 @@ class RunContext:
         if self.folder is not None and not is_trained and not failure.trace:
             with suppress(OSError):
                 self.folder.forget()
+        level = "ERROR"
+        details = None
+        if failure.trace:
+            level = "CRITICAL"
+            details = self.paths.error_file(failure.rank)
         # A rank above 0 logs errors to the terminal too; a warning avoids that if rank 0 has printed it already.
-        level = "WARNING" if not to_terminal else "CRITICAL" if failure.trace else "ERROR"
-        again = self.paths.resume_command(self.argv[0]) if is_trained else ""
-        text = failure.text(self.paths.error_file(failure.rank) if failure.trace else None)
-        text += f"\nto resume:  {again}" * (again != "" and failure.code != EXIT_INTERRUPTED)  # its summary has said it
+        if not to_terminal:
+            level = "WARNING"
+        text = failure.text(details)
+        if is_trained and failure.code != EXIT_INTERRUPTED:  # its summary has said it
+            again = self.paths.resume_command(self.argv[0])
+            if again:
+                text += f"\nto resume:  {again}"
         logger.opt(depth=1).log(level, "{}", text)
         rank_0_is_gone = to_terminal and failure.rank == 0 and not self.rank.is_main
         if rank_0_is_gone and (read_status(self.paths) or {}).get("state") == "running":

@@ -35,7 +35,8 @@ def machine(device: torch.device) -> dict[str, str | int | bool]:
     cuda = torch.backends.cuda.matmul
     cudnn = torch.backends.cudnn
     conv: Any = getattr(cudnn, "conv")  # noqa: B009 - not in its types
-    gpu: dict[str, str | int | bool] = dict.fromkeys(("driver", "cudnn", "cudnn flags", "tf32"), "not used")
+    names = ("driver", "cudnn", "cudnn flags", "tf32")
+    gpu: dict[str, str | int | bool] = dict.fromkeys(names, "not used")
     if device.type == "cuda":
         gpu = {
             "device": torch.cuda.get_device_name(device),
@@ -60,7 +61,8 @@ def machine(device: torch.device) -> dict[str, str | int | bool]:
 def _line(file: str, pattern: str) -> str:
     """Return what `pattern` captures in a system file; "" if it is missing."""
     try:
-        match = re.search(pattern, Path(file).read_text(encoding="utf-8", errors="replace"))
+        text = Path(file).read_text(encoding="utf-8", errors="replace")
     except OSError:
         return ""
+    match = re.search(pattern, text)
     return match[1].strip() if match else ""

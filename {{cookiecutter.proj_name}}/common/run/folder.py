@@ -49,8 +49,11 @@ class OpenRun:
         folder = self.folder
         if self.lock.is_in_place():
             if not self.kept:
-                files = [file for pattern in _RECORD for file in folder.root.glob(pattern)]
-                self.kept.update({file.name: file.read_text(errors="surrogateescape") for file in files})
+                texts = {}
+                for pattern in _RECORD:
+                    for file in folder.root.glob(pattern):
+                        texts[file.name] = file.read_text(errors="surrogateescape")
+                self.kept.update(texts)
             is_whole = folder.checkpoints.is_dir()
             folder.checkpoints.mkdir(exist_ok=True)
             return not is_whole
@@ -76,7 +79,13 @@ class OpenRun:
         self.lock.release()
 
 
-def open_run(folder: RunPaths, values: Mapping[str, Any], attempt: dict[str, Any], patch: str, resume: bool) -> OpenRun:
+def open_run(
+    folder: RunPaths,
+    values: Mapping[str, Any],
+    attempt: dict[str, Any],
+    patch: str,
+    resume: bool,
+) -> OpenRun:
     """Lock the folder and record how the run was started. For the main process only.
 
     A new run never overwrites an old one, which is moved to `<name>_<its start>`. With `resume` (from a
@@ -97,8 +106,10 @@ def open_run(folder: RunPaths, values: Mapping[str, Any], attempt: dict[str, Any
         lock = FolderLock.take(folder.lock_file)
         for file in folder.root.glob("error_rank*.txt"):  # of an earlier attempt
             file.unlink(missing_ok=True)
-        record = (folder.record_file, folder.status_file)
-        before = {file: file.read_text() for file in record if resume and file.is_file()}
+        before = {}
+        for file in (folder.record_file, folder.status_file):
+            if resume and file.is_file():
+                before[file] = file.read_text()
         _write_record(folder, attempt, values, patch)
         run_id = f"{folder.name}_{_first_start(folder)}"
         return OpenRun(folder, lock, attempt["attempt"], run_id, attempt, before)
@@ -109,8 +120,13 @@ def open_run(folder: RunPaths, values: Mapping[str, Any], attempt: dict[str, Any
 
 def is_restart(folder: RunPaths, rank: Rank) -> bool:
     """Return whether the launcher has restarted this process, and an earlier start of its launch has opened the run."""
-    attempts = read_attempts(folder) if rank.restarted else []
-    return bool(attempts) and not set(attempts[-1].get("launched_as", ())).isdisjoint(rank.launched_as)
+    if not rank.restarted:
+        return False
+    attempts = read_attempts(folder)
+    if not attempts:
+        return False
+    launched_as = attempts[-1].get("launched_as", ())
+    return not set(launched_as).isdisjoint(rank.launched_as)
 
 
 def refuse_sources_in_moved_run(sources: Mapping[str, str | Path | None], folder: RunPaths) -> None:
@@ -145,11 +161,18 @@ def _move_away(folder: RunPaths) -> None:
 def _first_start(folder: RunPaths) -> str:
     """Time of the first start, as in 20260301-140500; without a record, of the folder's last change."""
     attempts = read_attempts(folder)
-    changed = datetime.fromtimestamp(folder.root.stat().st_mtime)
-    return f"{datetime.fromisoformat(attempts[0]['time']) if attempts else changed:%Y%m%d-%H%M%S}"
+    start = datetime.fromtimestamp(folder.root.stat().st_mtime)
+    if attempts:
+        start = datetime.fromisoformat(attempts[0]["time"])
+    return f"{start:%Y%m%d-%H%M%S}"
 
 
-def _write_record(folder: RunPaths, attempt: dict[str, Any], values: Mapping[str, Any], patch: str) -> None:
+def _write_record(
+    folder: RunPaths,
+    attempt: dict[str, Any],
+    values: Mapping[str, Any],
+    patch: str,
+) -> None:
     """Write the files that record how the run was started. Adds number and config file name to `attempt`."""
     attempts = [*read_attempts(folder), attempt]
     number = 1
@@ -163,4 +186,5 @@ def _write_record(folder: RunPaths, attempt: dict[str, Any], values: Mapping[str
     header = f"# Complete configuration of the run {folder.name!r}, attempt {number}, {attempt['time']}.\n"
     write_text(config_file, header + dump(dict(values)))
     write_text(folder.root / f"git{suffix}.diff", patch)
-    write_text(folder.record_file, json.dumps({"name": folder.name, "attempts": attempts}, indent=2) + "\n")
+    record = {"name": folder.name, "attempts": attempts}
+    write_text(folder.record_file, json.dumps(record, indent=2) + "\n")

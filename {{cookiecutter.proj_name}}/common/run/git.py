@@ -27,14 +27,22 @@ class GitState:
 
     def __str__(self) -> str:
         if self.commit is None:
-            return "no git repository (git init creates one)" if "not a git" in self.note else f"unknown ({self.note})"
-        changes = " + uncommitted changes" if self.dirty else ""
-        return f"{self.commit[:12]} on {self.branch}{changes}"
+            if "not a git" in self.note:
+                return "no git repository (git init creates one)"
+            return f"unknown ({self.note})"
+        text = f"{self.commit[:12]} on {self.branch}"
+        if self.dirty:
+            text += " + uncommitted changes"
+        return text
 
     def patch(self) -> str:
         """Text of `git.diff`: comment lines, then a patch for `git apply`, from the commit to the code that ran."""
-        head = [f"git: {self}", *(f"not tracked, so not in here: {name}" for name in self.untracked), self.note]
-        return "".join(f"# {line}\n" for line in head if line) + self.diff
+        text = f"# git: {self}\n"
+        for name in self.untracked:
+            text += f"# not tracked, so not in here: {name}\n"
+        if self.note:
+            text += f"# {self.note}\n"
+        return text + self.diff
 
 
 def git_state(project: Path) -> GitState:
@@ -43,7 +51,8 @@ def git_state(project: Path) -> GitState:
         return GitState(**json.loads((project / SNAPSHOT).read_text()))
     state = GitState()
     try:
-        state.commit, state.branch = _git(project, "rev-parse", "HEAD", "--abbrev-ref", "HEAD").split()
+        head = _git(project, "rev-parse", "HEAD", "--abbrev-ref", "HEAD")
+        state.commit, state.branch = head.split()
         state.dirty = True  # until the diff says otherwise
         # No external diff programs or text filters: the user configures them, and they may run anything.
         state.diff = _git(
@@ -74,7 +83,17 @@ def git_files(project: Path, *options: str) -> list[str]:
 
 def _git(project: Path, *arguments: str) -> str:
     # Inside git hooks, GIT_DIR and others are set, and would point to another repository.
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
+    environment = dict(os.environ)
+    for name in os.environ:
+        if name.startswith("GIT_"):
+            del environment[name]
     command = ["git", "--no-optional-locks", *arguments]
-    done = subprocess.run(command, cwd=project, env=environment, capture_output=True, timeout=_TIMEOUT_S, check=True)
+    done = subprocess.run(
+        command,
+        cwd=project,
+        env=environment,
+        capture_output=True,
+        timeout=_TIMEOUT_S,
+        check=True,
+    )
     return done.stdout.decode(errors="surrogateescape")

@@ -51,9 +51,10 @@ class FolderLock:
         if not lock.is_in_place():  # the previous holder has just removed it
             file.close()
             return cls.take(path)
-        job = f", Slurm job {os.environ['SLURM_JOB_ID']}" if "SLURM_JOB_ID" in os.environ else ""
         file.truncate(0)
-        file.write(f"process {os.getpid()} on {socket.gethostname()} since {now()}{job}")
+        file.write(f"process {os.getpid()} on {socket.gethostname()} since {now()}")
+        if "SLURM_JOB_ID" in os.environ:
+            file.write(f", Slurm job {os.environ['SLURM_JOB_ID']}")
         file.flush()
         return lock
 

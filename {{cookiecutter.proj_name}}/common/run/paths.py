@@ -67,7 +67,8 @@ class RunPaths:
         Raises:
             UserError: `name` is not a valid folder name.
         """
-        if not name.strip() or name in (".", "..") or name[0] == "-" or re.search(r"[/\\\x00-\x1f]", name):
+        is_special = not name.strip() or name in (".", "..") or name.startswith("-")
+        if is_special or re.search(r"[/\\\x00-\x1f]", name):
             raise UserError(
                 f"name: {name!r} cannot name a folder: it must not be empty, '.' or '..', begin with '-',"
                 f" or hold a slash or a control character; to put runs elsewhere use --dir.runs_dir"
@@ -78,21 +79,29 @@ class RunPaths:
     def of_checkpoint(cls, checkpoint: Path) -> "RunPaths":
         """Return the run folder of a checkpoint; the file's own folder if it was moved out of a run."""
         folder = checkpoint.resolve().parent
-        return cls(folder.parent if folder.name == "checkpoints" else folder)
+        if folder.name == "checkpoints":
+            folder = folder.parent
+        return cls(folder)
 
     def contains(self, path: str | Path | None) -> bool:
         """Return whether a path is in this folder: true for `auto` (of the option `resume`), false for None."""
         if path is None:
             return False
-        return path == "auto" or Path(os.path.expanduser(path)).resolve().is_relative_to(self.root.resolve())
+        if path == "auto":
+            return True
+        whole = Path(os.path.expanduser(path)).resolve()
+        return whole.is_relative_to(self.root.resolve())
 
     def resume_command(self, program: str) -> str:
         """Return how to continue the run; empty if it has saved nothing."""
-        saved = any(self.checkpoints.glob("*.pt"))
-        return shlex.join(["python", shown_path(program), "--resume", shown_path(self.root)]) if saved else ""
+        if not any(self.checkpoints.glob("*.pt")):
+            return ""
+        return shlex.join(["python", shown_path(program), "--resume", shown_path(self.root)])
 
     def log_file(self, rank: int = 0) -> Path:
-        return self.root / ("train.log" if rank == 0 else f"train.rank{rank}.log")
+        if rank == 0:
+            return self.root / "train.log"
+        return self.root / f"train.rank{rank}.log"
 
     def error_file(self, rank: int) -> Path:
         """Return the traceback of the error that ended this rank, if one did."""

@@ -31,18 +31,30 @@ _REPEATED = ("OMP_NUM_THREADS", "ATEN_CPU_CAPABILITY")  # torch reports the effe
 
 def result_variables() -> dict[str, str]:
     """Return the variables of this process' environment that change results."""
-
-    def is_decisive(name: str) -> bool:
+    found = {}
+    for name, value in sorted(os.environ.items()):
         is_listed = any(fnmatchcase(name, pattern) for pattern in RESULT_VARIABLES)
-        return is_listed and not any(fnmatchcase(name, pattern) for pattern in _HARMLESS)
+        is_harmless = any(fnmatchcase(name, pattern) for pattern in _HARMLESS)
+        if is_listed and not is_harmless:
+            found[name] = value
+    return found
 
-    return {name: value for name, value in sorted(os.environ.items()) if is_decisive(name)}
 
-
-def describe_start(project: Path, argv: Sequence[str], seed: int, rank: Rank) -> tuple[dict[str, Any], str]:
+def describe_start(
+    project: Path,
+    argv: Sequence[str],
+    seed: int,
+    rank: Rank,
+) -> tuple[dict[str, Any], str]:
     """Return one attempt's entry in `run.json`, of plain values only, and the text of its `git.diff`."""
-    template = project / "common" / "VERSION"
+    version = None
+    file = project / "common" / "VERSION"
+    if file.is_file():
+        version = file.read_text().strip()
     git = git_state(project)
+    code = dict(vars(git))
+    del code["diff"]
+    repeated = {name: os.environ[name] for name in _REPEATED if name in os.environ}
     attempt = {
         "time": now(),
         "command": shlex.join([sys.executable, *argv]),
@@ -55,12 +67,12 @@ def describe_start(project: Path, argv: Sequence[str], seed: int, rank: Rank) ->
         "launched_as": list(rank.launched_as),
         "host": socket.gethostname(),
         "pid": os.getpid(),
-        "git": {name: value for name, value in vars(git).items() if name != "diff"},
-        "template": template.read_text().strip() if template.is_file() else None,
+        "git": code,
+        "template": version,
         "system": platform.platform(),
         "packages": packages(),
         "machine": machine(rank.device),
-        "environment": {name: os.environ[name] for name in _REPEATED if name in os.environ} | result_variables(),
+        "environment": repeated | result_variables(),
     }
     return attempt, git.patch()
 
@@ -70,7 +82,8 @@ def read_attempts(folder: RunPaths) -> list[dict[str, Any]]:
     if not folder.record_file.exists():
         return []
     try:
-        attempts: list[dict[str, Any]] = json.loads(folder.record_file.read_text())["attempts"]
+        record = json.loads(folder.record_file.read_text())
+        attempts: list[dict[str, Any]] = record["attempts"]
     except (ValueError, TypeError, KeyError):
         logger.warning("{} is damaged, and counts as missing", folder.record_file)
         return []

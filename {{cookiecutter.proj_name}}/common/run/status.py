@@ -11,9 +11,21 @@ from common.run.paths import RunPaths
 State = Literal["running", "stopped", "failed", "finished"]
 
 
-def write_status(folder: RunPaths, state: State, *, step: int | None = None, reason: str = "") -> None:
+def write_status(
+    folder: RunPaths,
+    state: State,
+    *,
+    step: int | None = None,
+    reason: str = "",
+) -> None:
     """Replace `status.json`: `{"state", "step", "reason", "time", "pid"}`."""
-    status = {"state": state, "step": step, "reason": reason, "time": now(), "pid": os.getpid()}
+    status = {
+        "state": state,
+        "step": step,
+        "reason": reason,
+        "time": now(),
+        "pid": os.getpid(),
+    }
     write_text(folder.status_file, json.dumps(status, indent=2) + "\n")
 
 
