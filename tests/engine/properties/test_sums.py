@@ -17,6 +17,7 @@ from common.data.plan import evaluation_keys
 from common.distributed import Rank
 from common.evaluation.loss import LossSums
 from common.evaluation.metric import GatheredMetric, MetricDict, MetricFactory, Results
+from common.monitor.meter import to_floats
 from parts.reduction.tree import Branches, add_leaf, leaves_here
 
 VALUES = st.floats(-1e6, 1e6, allow_subnormal=False) | st.sampled_from((0.1, 1e16, -1e16, 1e-30))
@@ -37,8 +38,7 @@ def means_of(ranks: Sequence[LossSums]) -> tuple[dict[str, float], int]:
     """Return the means over all ranks, by the first."""
     shares = []
     for sums in ranks:
-        values = [{name: float(value) for name, value in losses.items()} for _, _, losses in sums._batches]
-        shares.append([(*batch[:2], part) for batch, part in zip(sums._batches, values, strict=True)])
+        shares.append(list(zip(sums._counts, to_floats(sums._losses), strict=True)))
     with gathered(shares):
         return ranks[0].means(Rank(world_size=len(ranks)))
 
