@@ -23,7 +23,7 @@ from common.model import Strategy
 from common.model.freeze import warn_of_unused
 from common.model.warm_up import warm_up_ddp
 from common.monitor.meter import Meter
-from common.optim import Clip, needs_closure
+from common.optim import Clip
 from common.optim.clip import gradient_norm
 from common.progress import Position
 from common.task import Task
@@ -85,11 +85,8 @@ class OptimizerStep:
         self.meter, self.check, self.sample, self.scaled = meter, check, sample, scaled
         self.clip = clip if clip.is_active else None
         self.grad_norm: Tensor | None = None
-        self.needs_closure = needs_closure(optimizer)  # such as LBFGS
         self.guard = None if isinstance(check, LossCheck) else check
         self.losses = check if isinstance(check, LossCheck) else None
-        if self.guard is not None and self.needs_closure:
-            raise UserError(f"optim.bad_steps: {type(optimizer).__name__} changes weights before a step can be judged")
         # Methods that a task does not override are not called in the loop.
         self.count = None if type(task).count is Task.count else task.count
         self.after_step = None if type(task).after_step is Task.after_step else task.after_step
@@ -108,23 +105,8 @@ class OptimizerStep:
         weights = self._count(step, self.count) if self.count else list(zip(plan.weights, plan.sizes, strict=True))
         for name in self.task.updates():
             update = self.updates.get(name) or self._begin(name, lambda: deepcopy(step.batches[0]))
-            if self.needs_closure:
-                gradients = partial(self.gradients, update, step, weights, at)
-                taken &= self.precision.step(self.optimizer, partial(self._closure, gradients))
-                self._stay_together(again=False)
-            else:
-                if self.guard is not None:
-                    self.guard.begin()
-                self.gradients(update, step, weights, at)
-                scale_helps = partial(self.scale_helps, update, step, weights, at)
-                if self.guard is not None and self.guard.refuses(update.name, self.norm(), at, scale_helps):
-                    taken = False
-                elif self.scaler is None:
-                    self.optimizer.step()
-                elif not self.precision.step(self.optimizer):
-                    taken = False
-                    if self.losses is not None and not scale_helps():
-                        raise self.losses.bad_gradient(at, update.name, math.nan)
+            if not self.take(update, step, weights, at):
+                taken = False
         if self.guard is not None and taken:
             self.guard.taken()
         if self.scaler is not None:
@@ -133,13 +115,28 @@ class OptimizerStep:
             self.after_step()
         return taken
 
-    def gradients(
-        self, update: TaskUpdate, step: Step, weights: Sequence[tuple[float, int]], at: Position
-    ) -> Tensor | None:
-        """Compute the clipped gradients of the step's mean loss. Returns this process's part of the loss."""
+    def take(self, update: TaskUpdate, step: Step, weights: Sequence[tuple[float, int]], at: Position) -> bool:
+        """Take one update: its gradients, then the optimizer. Returns False if it was skipped."""
+        if self.guard is not None:
+            self.guard.begin()
+        self.gradients(update, step, weights, at)
+        scale_helps = partial(self.scale_helps, update, step, weights, at)
+        if self.guard is not None and self.guard.refuses(update.name, self.norm(), at, scale_helps):
+            return False
+        if self.scaler is None:
+            self.optimizer.step()
+            return True
+        taken = self.precision.step(self.optimizer)
+        if not taken and self.losses is not None and not scale_helps():
+            raise self.losses.bad_gradient(at, update.name, math.nan)
+        return taken
+
+    def gradients(self, update: TaskUpdate, step: Step, weights: Sequence[tuple[float, int]], at: Position) -> None:
+        """Compute the clipped gradients of the step's mean loss."""
         for parameter in self.parameters:
             parameter.grad = None
-        total, last, sizes = None, len(step.batches) - 1, step.global_batch.sizes
+        last = len(step.batches) - 1
+        sizes = step.global_batch.sizes
         for number, (batch, (weight, count)) in enumerate(zip(step.batches, weights, strict=True)):
             # An ordinary step has one batch, and needs none of this.
             is_part = last or not sizes[number] or self.in_parts
@@ -156,8 +153,6 @@ class OptimizerStep:
             if update.name != "all":
                 losses = {update.name if name == "loss" else name: value for name, value in losses.items()}
             self.meter.add(at.step + 1, losses, count)
-            if self.needs_closure:
-                total = loss.detach() if total is None else total + loss.detach()
         if update.is_new:
             update.is_new = False
             warn_of_unused(self.task, update.trained)
@@ -171,7 +166,6 @@ class OptimizerStep:
             norm = gradient_norm(update.trained, here=True) if self.grad_norm is None else self.grad_norm
             if not norm.is_cpu or not math.isfinite(norm.item()):
                 self.losses.gradient(at, update.name, norm)
-        return total
 
     def scale_helps(self, update: TaskUpdate, step: Step, weights: Sequence[tuple[float, int]], at: Position) -> bool:
         """Return whether gradients that are NaN with a scaled loss (fp16) are not NaN without the scale.
@@ -205,26 +199,6 @@ class OptimizerStep:
         if self.strategy.copy_gradients and not is_last:
             for parameter in update.trained:
                 parameter.grad = None if parameter.grad is None else parameter.grad.clone()
-
-    def _closure(self, gradients: Callable[[], Tensor | None]) -> Tensor:
-        """Compute gradients and the mean loss over all processes, for optimizers such as LBFGS that call it repeatedly.
-
-        The loss is the same to the last bit on every process, so all of them decide alike in a line search.
-        """
-        self._stay_together(again=True)
-        loss = gradients()
-        assert loss is not None
-        return (sum_over_ranks(loss.to("cpu", copy=True), self.rank) / self.rank.world_size).to(loss.device)
-
-    def _stay_together(self, *, again: bool) -> None:
-        """Raise `UserError` if only some processes call the closure `again`: they would wait for the others."""
-        calling = int(sum_over_ranks(torch.tensor(int(again)), self.rank))
-        if calling not in (0, self.rank.world_size):
-            raise UserError(
-                f"optim.optim_type {type(self.optimizer).__name__} calls its closure again on {calling} of "
-                f"{self.rank.world_size} processes: how often it does may depend only on the loss, the gradients and "
-                "the weights, which are the same on all"
-            )
 
     def _begin(self, name: str, sample: Callable[[], Any]) -> TaskUpdate:
         """Prepare an update before its first step, and try it."""

@@ -31,7 +31,7 @@ from common.failure.signals import StopSignals, exit_code
 from common.model import Strategy, check_trained, prepare
 from common.monitor.result import SetResult, SplitResult
 from common.monitor.show import Show
-from common.optim import Clip, build_optimizer
+from common.optim import Clip, build_optimizer, needs_closure
 from common.optim.average import Average, build_average
 from common.optim.gradients import log_gradients
 from common.optim.schedule import Schedule
@@ -164,6 +164,8 @@ class Trainer:
         step: Callable[..., OptimizerStep] = OptimizerStep  # the seat `step`
         if config.dist.is_fixed:
             step = partial(required("reduction", "step", "dist.reduction").FixedStep, config, self.state.about["seed"])
+        elif needs_closure(self.optimizer):
+            step = required("closures", "step", f"optim.optim_type {config.optim.optim_type}").ClosureStep
         self.optimizer_step = step(
             self.task,
             self.strategy,

@@ -214,24 +214,6 @@ def test_modes_without_scaler_ask_the_device_nothing(configured) -> None:
         assert precision.step(optimizer) is True
 
 
-def test_fp16_refuses_an_optimizer_with_a_closure(configured) -> None:
-    """Torch's scaler cannot work inside LBFGS, and says so; bf16 can."""
-    config = configured(optim="{optim_type: LBFGS}", precision="{mode: fp16}")
-    model = mlp()
-    optimizer = build_optimizer(config.optim, model)
-
-    def closure() -> torch.Tensor:
-        optimizer.zero_grad()
-        loss = loss_of(model)
-        loss.backward()
-        return loss
-
-    with pytest.raises(RuntimeError, match=r"Closure use is not currently supported if GradScaler"):
-        build_precision(config.precision, CPU).step(optimizer, closure)
-    bf16 = configured(precision="{mode: bf16}").precision
-    assert build_precision(bf16, CPU).step(optimizer, closure)
-
-
 def test_autocast_contexts_nest(configured) -> None:
     """Evaluation may run inside a training step."""
     precision = build_precision(configured(precision="{mode: bf16}").precision, CPU)

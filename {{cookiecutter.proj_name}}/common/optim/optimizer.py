@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 
 from common.base.errors import UserError
 from common.base.nested import map_tensors
+from common.base.parts import installed, needs
 from common.config import Problem, section
 from common.config.arguments import check_arguments, fit_arguments, is_foreign, parameter_names
 from common.config.registry import import_path
@@ -81,8 +82,12 @@ class OptimizerConfig:
                 cls([torch.zeros(1, 1)], lr=1.0, **fit_arguments(cls, args))  # type: ignore[call-arg]
             except Exception as error:  # noqa: BLE001 - of whatever kind: it refuses a value
                 yield Problem(f"{key}args", args, f"{label} refuses these: {error}")
-        if key and needs_closure(cls):
+        if not needs_closure(cls):
+            return
+        if key:
             yield Problem(f"{key}optim_type", name, "needs a closure, and so all parameters")
+        elif "closures" not in installed():
+            yield Problem("optim_type", name, needs("closures"))
 
 
 def optimizer_class(name: str) -> type[Optimizer]:

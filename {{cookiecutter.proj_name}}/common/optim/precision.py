@@ -1,6 +1,5 @@
 """The precision of the forward pass, and the loss scaling that fp16 needs."""
 
-from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Annotated, Any, Literal
 
@@ -48,18 +47,17 @@ class Precision:
         # A new one each time (1 us): the object stores the state it replaced, and so cannot be nested in itself.
         return _NOTHING if self._narrow is None else torch.autocast(self._device_type, self._narrow)
 
-    def step(self, optimizer: Optimizer, closure: Callable[[], Any] | None = None) -> bool:
+    def step(self, optimizer: Optimizer) -> bool:
         """Update the weights. Returns False if the step was skipped (fp16: gradients that are not finite).
 
-        With fp16 it waits for the device, once, and torch rejects an optimizer with a closure (LBFGS).
+        With fp16 it waits for the device, once.
         """
-        options = {} if closure is None else {"closure": closure}
         if self.scaler is None:
-            optimizer.step(**options)
+            optimizer.step()
             return True
         stepped: list[bool] = []
         hook = optimizer.register_step_post_hook(lambda *_: stepped.append(True))
-        self.scaler.step(optimizer, **options)
+        self.scaler.step(optimizer)
         hook.remove()
         if getattr(optimizer, "_step_supports_amp_scaling", False):  # fused: called anyway, and skips on the device
             found = self.scaler._found_inf_per_device(optimizer)

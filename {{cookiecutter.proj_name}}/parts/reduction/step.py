@@ -20,6 +20,7 @@ from common.data.loader import Step
 from common.distributed import check_same
 from common.distributed.buffers import buffers_unchanged, named_buffers
 from common.distributed.seed import mix, set_seed
+from common.optim import needs_closure
 from common.progress import Position
 from common.settings import RunConfig
 from common.step import OptimizerStep, TaskUpdate
@@ -60,7 +61,7 @@ class FixedStep(OptimizerStep):
         refused = {
             "dist.sync_bn, whose statistics are of one micro-batch per process": config.dist.sync_bn,
             "prepare.compile, whose code depends on the shapes that a process saw": config.prepare.compile.enabled,
-            "an optimizer that calls a closure": self.needs_closure,
+            "an optimizer that calls a closure": needs_closure(self.optimizer),
             "a stream, shared among the processes: the dataset needs __len__ and __getitem__": self.sample is None,
             "own_buffers, which differ between processes": bool(self.own_buffers),
             "a GPU without dist.deterministic strict": self.rank.device.type != "cpu"
@@ -76,13 +77,11 @@ class FixedStep(OptimizerStep):
         self.draw(at.step, "", 0)  # what the task draws before its first micro-batch
         return super().__call__(step, at)
 
-    def gradients(
-        self, update: TaskUpdate, step: Step, weights: Sequence[tuple[float, int]], at: Position
-    ) -> Tensor | None:
+    def gradients(self, update: TaskUpdate, step: Step, weights: Sequence[tuple[float, int]], at: Position) -> None:
         self._step, self._numbers, self._branches = at.step, iter(self._here), Branches()
         # In a sum over processes, not an average. Dividing by a power of two rounds nothing.
         weights = [(weight / self.rank.world_size, count) for weight, count in weights]
-        return super().gradients(update, step, weights, at)
+        super().gradients(update, step, weights, at)
 
     @contextmanager
     def _part(self, update: TaskUpdate, is_last: bool, size: int) -> Iterator[None]:

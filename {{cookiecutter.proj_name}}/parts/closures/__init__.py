@@ -1,0 +1,1 @@
+"""Optimizers that compute the loss several times in a step, such as LBFGS."""

@@ -1,0 +1,77 @@
+"""A step for optimizers whose `step(closure)` computes the loss again, such as LBFGS: docs/parts/closures.md."""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from common.base.errors import UserError
+from common.data.loader import Step
+from common.distributed import sum_over_ranks
+from common.evaluation.loss import Losses
+from common.progress import Position
+from common.step import OptimizerStep, TaskUpdate
+
+
+class ClosureStep(OptimizerStep):
+    """Gives the optimizer a function that computes the gradients again, and returns the loss.
+
+    Args:
+        arguments: those of an `OptimizerStep`.
+
+    Raises:
+        UserError: another setting needs a step that computes the loss once.
+    """
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.name = type(self.optimizer).__name__
+        if self.guard is not None:
+            raise UserError(f"optim.bad_steps: {self.name} changes weights before a step can be judged")
+        if self.scaler is not None:
+            raise UserError(f"precision.mode fp16: torch cannot scale the loss for {self.name}; use bf16")
+        self.losses_here: list[Tensor] = []  # of the micro-batches of this process, since the last call of the closure
+
+    def take(self, update: TaskUpdate, step: Step, weights: Sequence[tuple[float, int]], at: Position) -> bool:
+        """Take one update. Never skipped."""
+        self.optimizer.step(partial(self.closure, update, step, weights, at))  # type: ignore[arg-type]  # a Tensor
+        self.stay_together(again=False)
+        return True
+
+    def closure(self, update: TaskUpdate, step: Step, weights: Sequence[tuple[float, int]], at: Position) -> Tensor:
+        """Compute gradients and the mean loss over all processes.
+
+        The loss is the same to the last bit on every process, so all of them decide alike in a line search.
+        """
+        self.stay_together(again=True)
+        self.losses_here.clear()
+        self.gradients(update, step, weights, at)
+        total = torch.zeros(())
+        for loss, (weight, _) in zip(self.losses_here, weights, strict=True):
+            total = total.to(loss) + loss * weight
+        return (sum_over_ranks(total.to("cpu", copy=True), self.rank) / self.rank.world_size).to(total.device)
+
+    def stay_together(self, *, again: bool) -> None:
+        """Raise `UserError` if only some processes call the closure `again`: they would wait for the others."""
+        calling = int(sum_over_ranks(torch.tensor(int(again)), self.rank))
+        if calling not in (0, self.rank.world_size):
+            raise UserError(
+                f"optim.optim_type {self.name} calls its closure again on {calling} of {self.rank.world_size} "
+                "processes: how often it does may depend only on the loss, the gradients and the weights, which are "
+                "the same on all"
+            )
+
+    def _begin(self, name: str, sample: Callable[[], Any]) -> TaskUpdate:
+        update = super()._begin(name, sample)
+        forward = update.forward
+
+        def forward_and_keep(name: str, batch: Any) -> Losses:
+            losses = forward(name, batch)
+            if "loss" in losses:  # else an error follows
+                self.losses_here.append(losses["loss"].detach())
+            return losses
+
+        update.forward = forward_and_keep
+        return update
