@@ -32,7 +32,7 @@ def main(argv: list[str]) -> int:
         trainer = Trainer(config, parts, run)
         for name in config.plugins:
             import_path(name)(trainer)
-        trainer.restore(run)
+        trainer.restore()
         log_start(config, trainer, run)
         with around(run, trainer):
             try:

@@ -17,7 +17,7 @@ class WholeRun:
     """The only stage of a run: the empty seat.
 
     Args:
-        config: the run's `RunConfig`, which is defined above this floor because parts add to it.
+        config: the run's `RunConfig` (Any: common/settings.py is a layer above).
 
     Attributes:
         number: number of the stage, from 0.
@@ -54,8 +54,8 @@ class WholeRun:
         end = end or self._total
         steps = None if end is None else end - start
         cut = end == self._run.progress.max_steps
-        length = (optimizer, steps, self._steps_per_epoch, self._run.debug.debug_mode, cut)
-        return build_schedule(config.lr_scheduler, *length)
+        debug = self._run.debug.debug_mode
+        return build_schedule(config.lr_scheduler, optimizer, steps, self._steps_per_epoch, debug, cut)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of the stage: nothing, if it is the only one."""

@@ -6,7 +6,7 @@ from contextlib import contextmanager, nullcontext
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -63,10 +63,10 @@ class OptimizerStep:
     Attributes:
         updates: the prepared updates by name; an update that was not due yet is missing.
         grad_norm: norm of the last update's gradients before clipping; None without clipping.
-        in_parts: whether every micro-batch is a part of its own, see `_part`.
+        separate_micro_batches: whether every micro-batch needs the context `_micro_batch`.
     """
 
-    in_parts = False
+    separate_micro_batches = False
 
     def __init__(
         self,
@@ -86,7 +86,7 @@ class OptimizerStep:
         self.clip = clip if clip.is_active else None
         self.grad_norm: Tensor | None = None
         self.guard = None if isinstance(check, LossCheck) else check
-        self.losses = check if isinstance(check, LossCheck) else None
+        self.loss_check = check if isinstance(check, LossCheck) else None
         # Methods that a task does not override are not called in the loop.
         self.count = None if type(task).count is Task.count else task.count
         self.after_step = None if type(task).after_step is Task.after_step else task.after_step
@@ -101,34 +101,31 @@ class OptimizerStep:
 
     def __call__(self, step: Step, at: Position) -> bool:
         """Take every update of this step, at position `at`. Returns False if one was skipped (see `Precision.step`)."""
-        plan, taken = step.global_batch, True
-        weights = self._count(step, self.count) if self.count else list(zip(plan.weights, plan.sizes, strict=True))
+        taken = True
+        if self.count is None:
+            weights = list(zip(step.global_batch.weights, step.global_batch.sizes, strict=True))
+        else:
+            weights = self._count(step, self.count)
         for name in self.task.updates():
             update = self.updates.get(name) or self._begin(name, lambda: deepcopy(step.batches[0]))
-            if not self.take(update, step, weights, at):
+            if self.guard is not None:
+                self.guard.begin()
+            self.gradients(update, step, weights, at)
+            scale_helps = partial(self.scale_helps, update, step, weights, at)
+            if self.guard is not None and self.guard.refuses(update.name, self.norm(), at, scale_helps):
                 taken = False
+            elif self.scaler is None:
+                self.optimizer.step()
+            elif not self.precision.step(self.optimizer):
+                taken = False
+                if self.loss_check is not None and not scale_helps():
+                    raise self.loss_check.bad_gradient(at, update.name, math.nan)
         if self.guard is not None and taken:
             self.guard.taken()
         if self.scaler is not None:
             self.scaled.add(at.step + 1, taken=taken)
         if taken and self.after_step is not None:
             self.after_step()
-        return taken
-
-    def take(self, update: TaskUpdate, step: Step, weights: Sequence[tuple[float, int]], at: Position) -> bool:
-        """Take one update: its gradients, then the optimizer. Returns False if it was skipped."""
-        if self.guard is not None:
-            self.guard.begin()
-        self.gradients(update, step, weights, at)
-        scale_helps = partial(self.scale_helps, update, step, weights, at)
-        if self.guard is not None and self.guard.refuses(update.name, self.norm(), at, scale_helps):
-            return False
-        if self.scaler is None:
-            self.optimizer.step()
-            return True
-        taken = self.precision.step(self.optimizer)
-        if not taken and self.losses is not None and not scale_helps():
-            raise self.losses.bad_gradient(at, update.name, math.nan)
         return taken
 
     def gradients(self, update: TaskUpdate, step: Step, weights: Sequence[tuple[float, int]], at: Position) -> None:
@@ -138,9 +135,9 @@ class OptimizerStep:
         last = len(step.batches) - 1
         sizes = step.global_batch.sizes
         for number, (batch, (weight, count)) in enumerate(zip(step.batches, weights, strict=True)):
-            # An ordinary step has one batch, and needs none of this.
-            is_part = last or not sizes[number] or self.in_parts
-            with self._part(update, number == last, sizes[number]) if is_part else _NOTHING:
+            # A single full micro-batch has nothing to postpone or to undo.
+            needs_context = last > 0 or sizes[number] == 0 or self.separate_micro_batches
+            with self._micro_batch(update, number == last, sizes[number]) if needs_context else _NOTHING:
                 batch = self.task.prepare_batch(batch if self.cast is None else self.cast(batch), self.rank.device)
                 with self.autocast():
                     losses = update.forward(update.name, batch)
@@ -162,10 +159,10 @@ class OptimizerStep:
             self.scaler.unscale_(self.optimizer)
         if self.clip is not None:
             self.grad_norm = self.clip(update.trained)
-        if self.losses is not None and self.scaler is None:
+        if self.loss_check is not None and self.scaler is None:
             norm = gradient_norm(update.trained, here=True) if self.grad_norm is None else self.grad_norm
             if not norm.is_cpu or not math.isfinite(norm.item()):
-                self.losses.gradient(at, update.name, norm)
+                self.loss_check.gradient(at, update.name, norm)
 
     def scale_helps(self, update: TaskUpdate, step: Step, weights: Sequence[tuple[float, int]], at: Position) -> bool:
         """Return whether gradients that are NaN with a scaled loss (fp16) are not NaN without the scale.
@@ -174,16 +171,17 @@ class OptimizerStep:
         """
         if not self.norm().isnan():
             return True
-        kept = self.meter, self.scaler, self.check, self.losses, self.grad_norm
-        self.meter, self.scaler, self.check, self.losses = Meter(), None, None, None
+        # Set aside what this second pass must not touch: nothing is logged, scaled or checked.
+        kept = self.meter, self.scaler, self.check, self.loss_check, self.grad_norm
+        self.meter, self.scaler, self.check, self.loss_check = Meter(), None, None, None
         try:
             with random_state_unchanged(self.rank.device), buffers_unchanged(self.task):
                 self.gradients(update, step, weights, at)
                 return not bool(gradient_norm(update.trained).isnan())
         finally:
-            self.meter, self.scaler, self.check, self.losses, self.grad_norm = kept
+            self.meter, self.scaler, self.check, self.loss_check, self.grad_norm = kept
 
-    def _refuse(self, update: TaskUpdate) -> Tensor:
+    def _refuse(self, update: TaskUpdate) -> NoReturn:
         kind = type(self.task).__name__
         raise UserError(
             f"{kind} has no `loss` to minimise in update {update.name}: name losses in the config's section loss, "
@@ -191,7 +189,7 @@ class OptimizerStep:
         )
 
     @contextmanager
-    def _part(self, update: TaskUpdate, is_last: bool, size: int) -> Iterator[None]:
+    def _micro_batch(self, update: TaskUpdate, is_last: bool, size: int) -> Iterator[None]:
         """Sync gradients in the last micro-batch only; undo changes of buffers by a batch of size 0."""
         unchanged = _NOTHING if size else buffers_unchanged(self.task, self.own_buffers)
         with self.strategy.gradient_sync(update.model, is_last), unchanged:

@@ -83,7 +83,8 @@ class Task(ModelHolder, ABC):
     def losses(self, output: Any, batch: Any) -> Losses:
         """Compute the losses of a batch, scalars by name: `loss` is minimised, all are logged. Add your values here.
 
-        Every value must be a mean over the samples, or over the items that `count` counts.
+        Every value must be a mean over the samples, or over the items that `count` counts. A value that is not finite
+        ends the run, also one that is only logged.
         """
         return self.loss(output, batch)
 

@@ -13,7 +13,7 @@ from common.base.context import error_context
 from common.base.files import warn_on_oserror
 from common.base.parts import refuse_absent, required
 from common.checkpoint.fingerprint import fingerprint
-from common.checkpoint.finite import LossCheck, ScaledSteps, are_finite, bad_loss, not_finite, step_check
+from common.checkpoint.finite import ScaledSteps, are_finite, bad_loss, not_finite, step_check
 from common.checkpoint.folder import CheckpointFolder
 from common.checkpoint.guarantee import accept_changes
 from common.checkpoint.layout import Layout, check_extra_state
@@ -46,7 +46,7 @@ from common.task import Parts, Task, TaskPosition
 class Trainer:
     """Trains one task. `progress` holds position and counters, `state` everything else that a checkpoint holds."""
 
-    # Seats: a part in `parts/` may take them. Without one they are empty, and `train` reads the same.
+    # Seats: attributes that a part in parts/NAME may fill (common/base/parts.py); else an object is there that does nothing.
     stage: WholeRun  # the settings in force: common/stage.py
     average: Average  # the weights that are evaluated: common/optim/average.py
 
@@ -64,7 +64,7 @@ class Trainer:
     total_steps: int | None
     evaluator: Evaluator
     best: BestTracker
-    classes: int  # that the model distinguishes, if its first output has shown it
+    classes: int | None  # that the model distinguishes, if parts/checks saw it in the first output
 
     # Where the run is, and what is saved.
     progress: TrainState
@@ -93,6 +93,7 @@ class Trainer:
         self.triggers = Triggers(config.progress, self.stream.samples_per_step, steps_per_epoch)
         self.progress = TrainState(Position(epoch_size=self.stream.epoch_size))
         self.step = None
+        self.classes = None
         self.best = BestTracker(config.best, config.early_stop, config.best_mode)
         self.stage = build_stage(config, self.total_steps, steps_per_epoch)
 
@@ -161,12 +162,12 @@ class Trainer:
         check = step_check(config, self.stream, self.saver, self.state, self.strategy, self.monitor)
         full = config.prepare.compile.enabled or config.dist.is_fixed
         sample = partial(self.stream.sample_batch, full=full) if self.stream.is_indexed else None
-        step: Callable[..., OptimizerStep] = OptimizerStep  # the seat `step`
+        kind: Callable[..., OptimizerStep] = OptimizerStep  # the seat `step`
         if config.dist.is_fixed:
-            step = partial(required("reduction", "step", "dist.reduction").FixedStep, config, self.state.about["seed"])
+            kind = partial(required("reduction", "step", "dist.reduction").FixedStep, config, self.state.about["seed"])
         elif needs_closure(self.optimizer):
-            step = required("closures", "step", f"optim.optim_type {config.optim.optim_type}").ClosureStep
-        self.optimizer_step = step(
+            kind = required("closures", "step", f"optim.optim_type {config.optim.optim_type}").ClosureStep
+        self.optimizer_step = kind(
             self.task,
             self.strategy,
             self.optimizer,
@@ -193,12 +194,12 @@ class Trainer:
             check_extra_state(self.task)
             self.evaluator.sanity_check(self.val, needs_loss=self.config.best.metric.rpartition(".")[2] == "loss")
             self.evaluator.sanity_check(self.evaluation)
-            self.state.layout.begin()  # refuses what this trial has made
+            self.state.layout.begin()  # raises if the sanity checks have made parameters or buffers
             if self.config.progress.init_eval and self.saver.saved_step is None:  # not on a resume
                 self.evaluate()
             self.run_pending()
             while not self.progress.is_over:
-                if self.stage.changes:
+                if self.stage.changes:  # here for the data of this epoch, in `begin_step` for a stage that begins inside it
                     self.stage.enter_if_due(self)
                 for step in self.stream.epoch(self.at):
                     self.monitor.batch_ready()
@@ -234,7 +235,7 @@ class Trainer:
             return self.finish()
 
     def begin_step(self, step: Step, before: Position) -> None:
-        """Enter the next stage if it is due, count what its steps compute, and set the learning rates."""
+        """Enter the next stage if it is due, and set the learning rates. Before the first step, try to draw pictures."""
         if self.step is None and self.triggers.intervals["pictures"]:
             self.log_pictures(step, sanity_check=True)
         self.step = step
@@ -262,8 +263,8 @@ class Trainer:
 
         Every process must call this.
         """
-        if isinstance(self.optimizer_step.check, LossCheck):
-            self.optimizer_step.check.finish()
+        if self.optimizer_step.loss_check is not None:
+            self.optimizer_step.loss_check.finish()
         is_bad = self.monitor.meter.first_bad_step()  # every process
         if is_bad and self.monitor.meter.bad_here:
             step, name = self.monitor.meter.bad_here
@@ -363,15 +364,15 @@ class Trainer:
         reason = signal.Signals(self.progress.signal).name if self.progress.signal else self.progress.stop_reason
         return Outcome(reason, self.at, exit_code(self.progress.signal))
 
-    def restore(self, run: RunContext) -> None:
+    def restore(self) -> None:
         """Load the run's checkpoint, or only its weights, if it has one. Raises `UserError` if it does not fit."""
         self.state.layout = Layout(self.task)  # again: plugins may have added to the task
-        if run.checkpoint is None:
+        if self.run.checkpoint is None:
             return
-        path = run.checkpoint.path
-        state = dict(run.checkpoint.state)
-        run.checkpoint.state.clear()  # as long as its tensors are in use, its file keeps its space on the disk
-        if run.only_weights:
+        path = self.run.checkpoint.path
+        state = dict(self.run.checkpoint.state)
+        self.run.checkpoint.state.clear()  # as long as its tensors are in use, its file keeps its space on the disk
+        if self.run.only_weights:
             state.pop("optimizer")
             load_task(self.task, self.strategy.shard_state(state), path)
             self.average.reset(self.task)
@@ -383,8 +384,11 @@ class Trainer:
         if "stages" in state and self.stage.changes:  # first: an optimizer loads the state of its own parameters
             self.stage.load_state_dict(state["stages"])
             self.change_stage()
-        self.progress = TrainState(*self.state.load_state_dict(self.strategy.shard_state(state), path))
-        least = self.stream.samples_per_step if self.stream.is_indexed and self.config.loader.drop_last else 1
+        position, values, pending = self.state.load_state_dict(self.strategy.shard_state(state), path)
+        self.progress = TrainState(position, values, pending)
+        least = 1
+        if self.stream.is_indexed and self.config.loader.drop_last:  # less than a step of the epoch is dropped
+            least = self.stream.samples_per_step
         at = resumed_position(self.at, self.stream.epoch_size, least)
         self.move_to(at)
         self.saver.saved_step, self.saver.folder.source = at.step, path

@@ -218,7 +218,7 @@ def taken(trainer: Trainer) -> None:
 
 def unchecked(trainer: Trainer) -> None:
     """A plug-in: no batch's own loss is looked at, as for the last one before a save on a GPU."""
-    trainer.optimizer_step.check = trainer.optimizer_step.losses = None
+    trainer.optimizer_step.check = trainer.optimizer_step.loss_check = None
 
 
 @pytest.mark.slow

@@ -1,6 +1,7 @@
 """Optional parts of the engine, each a folder of `parts/`: what is there is used, and nothing in `common` imports it.
 
-A part fills a seat of the training loop, and its `config.py` adds keys to sections of the configuration.
+A part fills a seat of the training loop, and its `config.py` adds keys to sections of the configuration. To remove it:
+rm -r parts/NAME tests/parts/NAME docs/parts/NAME.md.
 """
 
 from collections.abc import Iterator, Mapping
@@ -23,7 +24,7 @@ KEYS = {
     "speed": "speed",
     "stages": "stages",
 }
-"""The keys that parts bring which can be added. A checkpoint holds a part's state under its name."""
+"""Keys of the configuration, and the part that each needs. A part's state in a checkpoint has its name."""
 
 
 def installed() -> list[str]:

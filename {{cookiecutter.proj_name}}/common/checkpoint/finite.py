@@ -43,13 +43,13 @@ class LossCheck:
     """
 
     def __init__(self, stream: BatchStream, saver: Saver, rank: Rank) -> None:
-        self._about = stream, saver, rank
+        self._stream, self._saver, self._rank = stream, saver, rank
         self._coming = deque[_Copied]()  # losses and norms of gradients, in the order in which they were computed
 
     def __call__(self, step: int, loss: Tensor) -> None:
         """Check the loss of `step`, counted from 1; on a GPU, those before it that have come."""
         if isinstance(loss, Tensor) and loss.numel() == 1:  # of any other, `backward` says what is wrong
-            self._check(loss, lambda _: bad_loss(step, *self._about))
+            self._check(loss, lambda _: bad_loss(step, self._stream, self._saver, self._rank))
 
     def gradient(self, at: Position, update: str, norm: Tensor) -> None:
         """Check the gradient of an update of the step that begins `at`, by its norm; one on a GPU later."""
@@ -57,12 +57,12 @@ class LossCheck:
 
     def bad_gradient(self, at: Position, update: str, norm: float) -> TrainingError:
         """Return the error for a gradient that is not finite though the losses are: it is the sum over all samples."""
-        stream, saver, _ = self._about
         of = "" if update == "all" else f" of update {update}"
-        samples = sorted({number for batch in stream.samples(at, everywhere=True) for number in batch})
+        samples = sorted({number for batch in self._stream.samples(at, everywhere=True) for number in batch})
         where = sample_text([samples])
         return not_finite(
-            f"the gradient{of} of step {at.step + 1}{where}, has the norm {norm:g}, though its loss is finite", saver
+            f"the gradient{of} of step {at.step + 1}{where}, has the norm {norm:g}, though its loss is finite",
+            self._saver,
         )
 
     def finish(self) -> None:
@@ -106,7 +106,7 @@ class ScaledSteps:
     def __init__(self, precision: Precision, saver: Saver) -> None:
         self.skipped = self.steps = self.total = self._in_a_row = 0
         self._warn_at = _SEARCH
-        self._about = precision, saver
+        self._precision, self._saver = precision, saver
 
     def add(self, step: int, *, taken: bool) -> None:
         """Count a step, from 1 up. Raises `TrainingError` if a smaller scale will not help."""
@@ -117,11 +117,10 @@ class ScaledSteps:
         self.skipped += 1
         self.total += 1
         self._in_a_row += 1
-        precision, saver = self._about
-        scale = precision.scale()
+        scale = self._precision.scale()
         what = f"the gradients of the last {self._in_a_row} steps, to step {step}, are not finite in fp16"
         if self._in_a_row >= _ENDED or scale < 1:
-            raise not_finite(f"{what}, with a loss scale down to {scale:g}: they were skipped", saver)
+            raise not_finite(f"{what}, with a loss scale down to {scale:g}: they were skipped", self._saver)
         if self._in_a_row == self._warn_at:
             logger.warning("{}: they were skipped, and the loss scale is {:g} now", what, scale)
 
@@ -136,11 +135,9 @@ class StepGuard(Protocol):
     """The seat `guard` of an optimizer step: judges each update before the optimizer, in place of `LossCheck`.
 
     Attributes:
-        rewinds: whether a refused update may bring back the state of a checkpoint.
         may_be_new: a run may resume with a guard that its checkpoint knows nothing of.
     """
 
-    rewinds: bool
     may_be_new: bool
 
     def begin(self) -> None: ...
@@ -161,7 +158,10 @@ class StepGuard(Protocol):
 def step_check(
     config: Any, stream: BatchStream, saver: Saver, state: RunState, strategy: Any, monitor: Any
 ) -> LossCheck | StepGuard | None:
-    """Return what checks the losses of a stage with this `RunConfig`; with parts/bad_steps, also the gradients."""
+    """Return what checks the losses of a stage with this `RunConfig`.
+
+    The guard of parts/bad_steps also judges gradients, and is saved with the run.
+    """
     if config.debug.debug_mode:  # anomaly detection names the operation; with it, each step is logged, and so checked
         return None
     bad_steps = part("bad_steps", "guard")

@@ -122,6 +122,8 @@ def _wrong_labels(error: Exception, frames: Sequence[FrameType]) -> str:
         dataset, name = stream.dataset, "train"
     # By then, the output of that step may be gone.
     classes = trainer.classes if output is None else output["logits"].shape[1]
+    if classes is None:
+        return ""
     parts = [*task.modules(), *chain(*(vars(term.function).values() for term in task.loss.terms))]
     known = {-100, *range(classes), *(getattr(part, "ignore_index", -100) for part in parts)}
     labels = {number: torch.as_tensor(dataset[number]["label"]).unique().tolist() for number in numbers}

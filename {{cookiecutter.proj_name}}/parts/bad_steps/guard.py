@@ -50,7 +50,6 @@ class Guard:
         self.state = state
         self.strategy = strategy
         self.monitor = monitor
-        self.rewinds = config.action == "rewind"
         self.anchor = 0
         self.left_out = 0
         self.left_at = -1

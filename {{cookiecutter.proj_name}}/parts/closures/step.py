@@ -32,22 +32,27 @@ class ClosureStep(OptimizerStep):
             raise UserError(f"optim.bad_steps: {self.name} changes weights before a step can be judged")
         if self.scaler is not None:
             raise UserError(f"precision.mode fp16: torch cannot scale the loss for {self.name}; use bf16")
+        self.with_closure: Any = self.optimizer
+        self.optimizer = _StandIn(self.step_with_closure)  # type: ignore[assignment]  # all that a step calls of it
         self.losses_here: list[Tensor] = []  # of the micro-batches of this process, since the last call of the closure
 
-    def take(self, update: TaskUpdate, step: Step, weights: Sequence[tuple[float, int]], at: Position) -> bool:
-        """Take one update. Never skipped."""
-        self.optimizer.step(partial(self.closure, update, step, weights, at))  # type: ignore[arg-type]  # a Tensor
-        self.stay_together(again=False)
-        return True
+    def gradients(self, update: TaskUpdate, step: Step, weights: Sequence[tuple[float, int]], at: Position) -> None:
+        """Leave it to the optimizer when, and how often, gradients are computed."""
+        self.closure = partial(self.compute, update, step, weights, at)
 
-    def closure(self, update: TaskUpdate, step: Step, weights: Sequence[tuple[float, int]], at: Position) -> Tensor:
-        """Compute gradients and the mean loss over all processes.
+    def step_with_closure(self) -> None:
+        """Call the optimizer, which calls the closure."""
+        self.with_closure.step(self.closure)
+        self.stay_together(again=False)
+
+    def compute(self, update: TaskUpdate, step: Step, weights: Sequence[tuple[float, int]], at: Position) -> Tensor:
+        """Compute gradients and the mean loss over all processes: the closure.
 
         The loss is the same to the last bit on every process, so all of them decide alike in a line search.
         """
         self.stay_together(again=True)
         self.losses_here.clear()
-        self.gradients(update, step, weights, at)
+        super().gradients(update, step, weights, at)
         total = torch.zeros(())
         for loss, (weight, _) in zip(self.losses_here, weights, strict=True):
             total = total.to(loss) + loss * weight
@@ -75,3 +80,10 @@ class ClosureStep(OptimizerStep):
 
         update.forward = forward_and_keep
         return update
+
+
+class _StandIn:
+    """Stands in for the optimizer in the core's step: this `step` takes no closure."""
+
+    def __init__(self, step: Callable[[], None]) -> None:
+        self.step = step

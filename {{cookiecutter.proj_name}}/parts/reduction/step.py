@@ -46,7 +46,7 @@ class FixedStep(OptimizerStep):
         UserError: the run cannot have the same bits on any number of processes, and why.
     """
 
-    in_parts = True
+    separate_micro_batches = True
 
     def __init__(self, config: RunConfig, seed: int, *arguments: Any) -> None:
         super().__init__(*arguments)
@@ -84,7 +84,7 @@ class FixedStep(OptimizerStep):
         super().gradients(update, step, weights, at)
 
     @contextmanager
-    def _part(self, update: TaskUpdate, is_last: bool, size: int) -> Iterator[None]:
+    def _micro_batch(self, update: TaskUpdate, is_last: bool, size: int) -> Iterator[None]:
         """Compute a micro-batch within this context; after this process' last one, set the gradients of the step."""
         with buffers_unchanged(self.task, self.changing):
             self.draw(self._step, update.name, next(self._numbers))

@@ -68,7 +68,7 @@ class Lazy(nn.Module):
 )
 def test_samples_that_make_no_batch(error_of: ErrorOf, how: str, message: str, workers: str) -> None:
     """The sample is named, and the entry."""
-    section = f"{{$REPLACE: true, type: tests.data.test_unfit.Unfit, how: {how}}}"
+    section = f"{{$REPLACE: true, type: engine.data.test_unfit.Unfit, how: {how}}}"
     words = ["--dataset.train", section, "--loader.order", "{type: sequential}", "--num_workers", workers]
     assert re.search(message, error_of(*words))
 
@@ -78,13 +78,13 @@ def nothing(items: list[Any]) -> None:
 
 
 def test_a_collate_function_that_returns_nothing(error_of: ErrorOf) -> None:
-    text = error_of("--loader.collate", "tests.data.test_unfit:nothing")
-    assert re.search(r"the collate function returned None for sample \d+ of Digits and the others", text)
+    text = error_of("--loader.collate", "engine.data.test_unfit:nothing")
+    assert re.search(r"the collate function returned None for sample \d+ of DigitsDataset and the others", text)
 
 
 def test_a_model_without_shapes(runs: Runs, error_of: ErrorOf) -> None:
     """Refused by name; a model that was called once is trained."""
-    name = "tests.data.test_unfit.Lazy"
+    name = "engine.data.test_unfit.Lazy"
     text = error_of("--model", f"{{$REPLACE: true, type: {name}, shaped: false}}")
     assert "layers.1.weight, layers.1.bias: lazy modules have no shape yet" in text
     runs.train("--model", f"{{$REPLACE: true, type: {name}, shaped: true}}", "--progress.max_steps", "1")

@@ -15,7 +15,7 @@ from tests.ranks import several
 SAVES = ["--progress.epoch_save_latest", "1step", "--progress.epoch_val", "1", "--progress.log_every", "1"]
 
 
-PLUGIN = ["--plugins", "[tests.checkpoint.test_folder:vanish]"]
+PLUGIN = ["--plugins", "[engine.checkpoint.test_folder:vanish]"]
 
 
 def vanish(trainer: Any) -> None:
@@ -49,7 +49,7 @@ def test_the_folder_is_made_again(runs: Runs, monkeypatch: pytest.MonkeyPatch, h
     uncut = runs.train(*SAVES, name="uncut")
     monkeypatch.setenv("VANISH", how)
     folder = runs.train(
-        *SAVES, "--plugins", "[tests.checkpoint.test_folder:vanish]", "--monitor.writers", "[tensorboard]"
+        *SAVES, "--plugins", "[engine.checkpoint.test_folder:vanish]", "--monitor.writers", "[tensorboard]"
     )
     if how == "replaced":
         assert (folder / "checkpoints" / "latest.pt").read_text() == "another run's"

@@ -19,7 +19,7 @@ from torch import Tensor
 from common.data.reading import SAMPLES, chosen, look
 from tests.conftest import ENVIRONMENT, ErrorOf, Runs, load, run, same
 
-HERE = "tests.data.test_reading"
+HERE = "engine.data.test_reading"
 
 
 @pytest.fixture(autouse=True)
