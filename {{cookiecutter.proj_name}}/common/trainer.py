@@ -46,7 +46,7 @@ from common.task import Parts, Task, TaskPosition
 class Trainer:
     """Trains one task. `progress` holds position and counters, `state` everything else that a checkpoint holds."""
 
-    # Seats: attributes that a part in parts/NAME may fill (common/base/parts.py); else an object is there that does nothing.
+    # Seats: attributes that a part in parts/NAME may fill; else an object is there that does nothing.
     stage: WholeRun  # the settings in force: common/stage.py
     average: Average  # the weights that are evaluated: common/optim/average.py
 
@@ -199,7 +199,7 @@ class Trainer:
                 self.evaluate()
             self.run_pending()
             while not self.progress.is_over:
-                if self.stage.changes:  # here for the data of this epoch, in `begin_step` for a stage that begins inside it
+                if self.stage.changes:  # here for the data of the epoch; inside it, `begin_step` asks again
                     self.stage.enter_if_due(self)
                 for step in self.stream.epoch(self.at):
                     self.monitor.batch_ready()
@@ -235,7 +235,7 @@ class Trainer:
             return self.finish()
 
     def begin_step(self, step: Step, before: Position) -> None:
-        """Enter the next stage if it is due, and set the learning rates. Before the first step, try to draw pictures."""
+        """Enter the next stage if it is due, and set the learning rates. Before the first step, try the pictures."""
         if self.step is None and self.triggers.intervals["pictures"]:
             self.log_pictures(step, sanity_check=True)
         self.step = step
@@ -386,9 +386,8 @@ class Trainer:
             self.change_stage()
         position, values, pending = self.state.load_state_dict(self.strategy.shard_state(state), path)
         self.progress = TrainState(position, values, pending)
-        least = 1
-        if self.stream.is_indexed and self.config.loader.drop_last:  # less than a step of the epoch is dropped
-            least = self.stream.samples_per_step
+        drops_last = self.stream.is_indexed and self.config.loader.drop_last  # what is too little for a step
+        least = self.stream.samples_per_step if drops_last else 1
         at = resumed_position(self.at, self.stream.epoch_size, least)
         self.move_to(at)
         self.saver.saved_step, self.saver.folder.source = at.step, path
