@@ -1,11 +1,9 @@
-"""python -m tools.verify: a run is replayed and certified, and what has changed since is named."""
+"""python -m tools.verify: a run is replayed and compared, and what has changed since is named."""
 
-import json
 import re
 import shutil
 import sys
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -59,10 +57,6 @@ def copies(trained: Runs, tmp_path: Path, restored_log: None) -> Runs:
     return Runs(tmp_path)
 
 
-def certificate(folder: Path) -> dict[str, Any]:
-    return json.loads((folder / "certificate.json").read_text())
-
-
 def test_each_save_records_the_weights(trained: Runs) -> None:
     """Also what a resume continues: each save is there once."""
     rows = metrics(trained.root / "digits", "checkpoint")
@@ -71,19 +65,15 @@ def test_each_save_records_the_weights(trained: Runs) -> None:
 
 
 def test_a_run_is_verified(copies: Runs, capsys: pytest.CaptureFixture[str]) -> None:
-    """From its oldest checkpoint to its newest one; the run keeps all its files, and gets the certificate."""
+    """From its oldest checkpoint to its newest one; the run keeps all its files as they were."""
     folder = copies.root / "digits"
     before = {file: file.stat().st_mtime_ns for file in folder.rglob("*") if file.is_file()}
     assert main([str(folder)]) == 0
     out = capsys.readouterr().out
     assert "replays steps 6 to 10; log: " in out
     assert "verified: 1 saves, " in out and " are equal to the last bit" in out
-    assert before == {file: file.stat().st_mtime_ns for file in before}
-    found = certificate(folder)
-    assert (found["verdict"], found["changed"], found["not compared"], found["different"]) == ("verified", [], [], [])
-    assert (found["from"], found["to"]["step"]) == ({"file": "step_00000005.pt", "step": 5}, 10)
-    assert found["to"]["weights"] == metrics(folder, "checkpoint")[-1]["weights"]
-    assert found["compared"]["saves"] == 1 and found["compared"]["measurements"] > 3
+    assert before == {file: file.stat().st_mtime_ns for file in folder.rglob("*") if file.is_file()}
+    assert "changed since the run" not in out and "not compared" not in out
 
 
 def test_what_cannot_be_verified(copies: Runs) -> None:
@@ -124,7 +114,9 @@ def test_a_changed_line_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "words", [["--dist.processes", "2", "--batch_size", "16"], ["--optim.clip_gradients", "0.5", "--num_workers", "2"]]
 )
-def test_a_stopped_and_resumed_run_is_verified_from_the_start(words: list[str], runs: Runs, restored_log: None) -> None:
+def test_a_stopped_and_resumed_run_is_verified_from_the_start(
+    words: list[str], runs: Runs, restored_log: None, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Of two processes, and with clipping and workers; stopped inside the second epoch."""
     loss = ["--loss", "{$REPLACE: true, ce: {type: tests.small.Signalled}}"]
     command = [sys.executable, "train.py", *runs.words(*SAVES, *loss, *words)]
@@ -133,9 +125,9 @@ def test_a_stopped_and_resumed_run_is_verified_from_the_start(words: list[str], 
     assert stopped.returncode == 143, stopped
     assert run([*command, "--resume", "auto"], timeout=600).returncode == 0
     assert main([str(runs.root / "run"), "--from", "start"]) == 0
-    found = certificate(runs.root / "run")
-    assert (found["from"]["step"], found["to"]["step"]) == (0, 10)
-    assert found["compared"]["saves"] >= 2  # two processes stop some steps later, perhaps in the last one
+    out = capsys.readouterr().out
+    assert "replays steps 1 to 10; " in out
+    assert re.search(r"verified: [2-9] saves, ", out)  # two processes stop some steps later, perhaps in the last one
 
 
 @pytest.mark.slow
@@ -150,5 +142,3 @@ def test_how_far_apart(trained: Runs, copies: Runs, capsys: pytest.CaptureFixtur
     assert "2 of 2 saves differ:\n    weights of step " in out and " measurements differ:\n" in out
     assert re.search(r"    model\.\S+: up to \S+, in \d+ of \d+ numbers", out)
     assert "changed since the run:\n  sample " in out and "of dataset.train: " in out
-    found = certificate(copies.root / "pictures")
-    assert found["different"] and found["changed"] and found["verdict"] == "differs"

@@ -1,1 +1,1 @@
-"""Replay a run and certify its bits: python -m tools.verify RUN"""
+"""Replay a run and compare its bits: python -m tools.verify RUN"""

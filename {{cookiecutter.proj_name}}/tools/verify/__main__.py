@@ -1,30 +1,26 @@
-"""Replay a run and certify its bits: python -m tools.verify RUN [--from start|CHECKPOINT]
+"""Replay a run and compare its bits: python -m tools.verify RUN [--from start|CHECKPOINT]
 
 Trains from one checkpoint to the newest one again, in a temporary folder, and compares the weights at each save, every
-measurement, and all that the newest checkpoint holds; and the code, packages, machine and data of both. What was
-compared and what was equal is in RUN/certificate.json. Exit code 0: verified; 1: something differs; 2: nothing can be
+measurement, and all that the newest checkpoint holds; and the code, packages, machine and data of both, whose
+differences are named. Exit code 0: verified; 1: something differs; 2: nothing can be
 replayed.
 """
 
 import argparse
-import json
 import tempfile
 from pathlib import Path
-from typing import Any
 
-from common.base.files import without_tilde, write_text
-from common.checkpoint.checksum import weights_digest
+from common.base.files import without_tilde
 from common.checkpoint.fingerprint import compare
 from common.monitor.log import setup_log
 from common.run.paths import RunPaths
-from common.run.status import now
 from cli.program import run
 from tools.same.folders import differences
 from tools.verify.replay import read_segment, recorded, replay
 
 
 def main(argv: list[str]) -> int:
-    """Verify the run of the command line, write its certificate, and return the exit code."""
+    """Verify the run of the command line. Returns the exit code."""
     parser = argparse.ArgumentParser(prog="python -m tools.verify", description=(__doc__ or "").partition("\n\n")[2])
     parser.add_argument("run", type=Path, metavar="RUN", help="folder of a run")
     parser.add_argument("--from", dest="start", help="start, or a checkpoint; by default the oldest one that is kept")
@@ -39,17 +35,6 @@ def main(argv: list[str]) -> int:
     different = [line for kind, values in trained.items() for line in differences(kind, values, again[kind], values)]
     found = compare(segment.end["fingerprint"], end["fingerprint"], other_val=False)
     causes = found.samples + found.bits
-    certificate: dict[str, Any] = {
-        "run": paths.name,
-        "date": now(),
-        "from": {"file": segment.name, "step": segment.first},
-        "to": {"step": segment.last, "weights": weights_digest(segment.end)},
-        "verdict": "differs" if different else "verified",
-        "compared": {kind: len(values) for kind, values in trained.items()},
-        "different": different,
-        "changed": causes,
-        "not compared": found.unknown,
-    }
     what = ", ".join(f"{len(values)} {kind}" for kind, values in trained.items())
     if different:
         print("\n  ".join([f"differs: compared {what}; A is the run, B its replay", *different]))
@@ -59,9 +44,6 @@ def main(argv: list[str]) -> int:
         if lines:
             print("\n  ".join([f"{title}:", *lines]))
     print(f"also compared: {', '.join(found.compared)}")
-    file = paths.root / "certificate.json"
-    write_text(file, json.dumps(certificate, indent=2) + "\n")
-    print(f"wrote {file}")
     return int(bool(different))
 
 
