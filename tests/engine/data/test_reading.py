@@ -16,7 +16,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from common.data.reading import SAMPLES, chosen, look
+from common.data.reading import SAMPLES, chosen
 from tests.conftest import ENVIRONMENT, ErrorOf, Runs, load, run, same
 
 HERE = "engine.data.test_reading"
@@ -27,11 +27,6 @@ def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
     """Machines that run tests are busy."""
     monkeypatch.setattr("common.data.reading._SECONDS", 60.0)
     monkeypatch.setattr("common.data.reading._LONGEST", 90.0)
-
-
-@pytest.mark.parametrize("label", [3, np.int64(3), np.array(3), np.array([3]), torch.tensor(3), torch.tensor([[3]])])
-def test_a_label_in_a_sample_or_in_a_batch_of_one(label: Any) -> None:
-    assert look({"label": label}).label == 3
 
 
 VARIES = r"WARNING .* reading sample \d+ of dataset\.train twice gives two values of `image`: "

@@ -90,7 +90,6 @@ CASES: list[tuple[list[str], list[str]]] = [
     ([*mine("from 1", "train", "val"), *ELEVEN], ["all labels from 1 to 10 occur in the first batch, but not 0"]),
     ([*mine("known labels", "train"), *ELEVEN], ["no sample of 1 of its 11 classes: 0; labels are counted from 0"]),
     (mine("not a number", "val"), ["Loss of the first batch is nan", "`image` is not finite in sample 3, 7"]),
-    ([*mine("sorted", "train"), *SEQUENTIAL], ["loader.order: sequential reads all samples of one class"]),
     (mine("val is train", "train", "val"), ["dataset.val: 8 of 8 samples checked are also in dataset.train"]),
     (["--model", f"{{type: {HERE}.probabilities}}"], ["eval: `logits` are probabilities already"]),
     (weighted("mean: weights"), ["mine is not a mean over samples", "docs/evaluation.md, Losses"]),
@@ -136,7 +135,7 @@ def test_a_target_of_another_shape(runs: Runs, capsys: pytest.CaptureFixture[str
 
 
 def test_classes_in_the_log(runs: Runs, tmp_path: Path) -> None:
-    """An empty class, files that are not read, and more classes than a line holds; copies of files in val."""
+    """An empty class, files that are not read, and more classes than a line holds."""
     folder = images(tmp_path / "train", {"cat": 6, "dog": 4, "horse": 0})
     for number in range(3):
         (folder / "horse" / f"{number}.heic").write_bytes(b"")
@@ -151,7 +150,6 @@ def test_classes_in_the_log(runs: Runs, tmp_path: Path) -> None:
     assert "train data: classes cat 6, dog 4, horse 0 (3 files ignored: .heic)" in log
     assert "val data: classes cat 2, dog 2, horse 2" in log
     assert "dataset.train has no sample of 1 of its 3 classes: horse (3 files ignored: .heic); convert" in log
-    assert "dataset.val: 4 files have the name and content of a file of dataset.train" in log
     log = (runs.train("--progress.max_steps", "1") / "train.log").read_text()
     assert re.search(r"train data: 10 classes of \d+ to \d+ samples: 0 \d+, 1 \d+, 2 \d+, \.\.\.", log)
 

@@ -51,12 +51,10 @@ class Seen:
     """A sample, or a batch of some: checksums, and what is checked before training.
 
     Attributes:
-        label: of a sample, if it is one number.
         low, high: range of the `image`.
     """
 
     sums: Sums
-    label: int | None = None
     low: float = math.inf
     high: float = -math.inf
 
@@ -233,11 +231,6 @@ def look(sample: Any) -> Seen:
     if isinstance(sample, (list, tuple)):
         entries = {f"[{number}]": value for number, value in enumerate(sample)}
     seen = Seen({str(name): checksum(value) for name, value in entries.items()} or {"the sample": checksum(sample)})
-    label = entries.get("label")
-    if isinstance(label, (int, np.integer, np.ndarray, Tensor)):
-        number = np.asarray(label)
-        if number.size == 1 and number.dtype.kind in "iu":
-            seen.label = int(number.item())
     seen.low, seen.high = image_range(sample)
     return seen
 

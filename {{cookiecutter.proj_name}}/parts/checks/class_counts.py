@@ -1,20 +1,16 @@
 """How many samples each class has, as far as a dataset says so without being read."""
 
 from collections import Counter
-from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
 import numpy as np
 from loguru import logger
 
-from common.data.loader import TrainStream
-from common.data.reading import Seen
 from common.data.view import is_map_style
 
 _ALL, _FIRST = 6, 3  # classes listed at most; of more, the first ones
 _IGNORED = 255  # marks what is ignored, as in most sets of masks, unless there is a class 254
-_READ = 16  # labels that say something about the order
 
 
 def labels_of(dataset: Any) -> np.ndarray[Any, Any] | None:
@@ -78,27 +74,3 @@ def warn_of_empty_classes(dataset: Any) -> None:
     logger.warning(
         "dataset.train has no sample of {} of its {} classes: {}; {}", len(empty), len(counts), shown, remedy
     )
-
-
-def warn_of_sorted_classes(stream: TrainStream, read: Mapping[int, Seen]) -> None:
-    """Warn of an epoch that reads one class after the other: each step would unlearn what the last ones taught.
-
-    Args:
-        read: some samples by number, for a dataset that does not say the labels of all.
-    """
-    order = stream.plan.order(0) % len(stream.dataset)
-    labels = labels_of(stream.dataset)
-    if labels is not None:
-        labels = labels[order]
-    elif stream.plan.order.name != "shuffle" and len(read) >= _READ:
-        some = [read[number].label for number in order[np.isin(order, list(read))].tolist()]
-        labels = None if None in some else np.array(some)
-    if labels is None or len(labels) < 2:
-        return
-    classes = len(np.unique(labels))
-    if classes > 1 and np.count_nonzero(np.diff(labels)) == classes - 1 and len(labels) > 2 * classes:
-        logger.warning(
-            "loader.order: {} reads all samples of one class, then all of the next, so the model forgets each class "
-            "while it learns another. Use loader.order: {{type: shuffle}}, or mix the samples of the dataset",
-            stream.plan.order.name,
-        )

@@ -1,8 +1,6 @@
-"""Samples that two splits have in common: by what their datasets call them, by their files, or by their values."""
+"""Samples that two splits have in common: by what their datasets call them, or by their values."""
 
-import filecmp
-import os
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from itertools import combinations, islice
 from typing import Any
@@ -16,7 +14,7 @@ from common.data.reading import checksum
 from common.data.view import innermost, is_map_style
 from common.data.workers import OtherProcess, context_of
 
-_FILES, _SAMPLES = 200, 8  # compared at most: pairs of files, and samples of a split
+_SAMPLES = 8  # of a split that are compared at most
 _LONGEST = 5.0  # seconds that reading these samples may take
 _ADVICE = (
     "results on them do not show how the model performs on new data. Give each split samples of its own: another "
@@ -28,8 +26,8 @@ def warn_of_shared_samples(loaders: Mapping[str, Any]) -> None:
     """Warn of splits that have samples in common.
 
     `sample_ids()` of a dataset gives one hashable value per sample, the same for the same sample in any split, such as
-    the full path of a file. Copies of files are found by their names below the folder of a split, and their content. If
-    a dataset has no `sample_ids`, a few of its samples are read and compared with the training data.
+    the full path of a file. If a dataset has no `sample_ids`, a few of its samples are read and compared with the
+    training data.
 
     Args:
         loaders: of the datasets, by `label`.
@@ -48,9 +46,6 @@ def warn_of_shared_samples(loaders: Mapping[str, Any]) -> None:
             if shared := ids[first] & ids[second]:
                 overlap = f"{len(shared)} of {len(ids[second])} samples are also in dataset.{first}"
                 overlap += f", such as {min(shared, key=str)}"
-            elif copies := _find_copies(ids[first], ids[second]):
-                overlap = f"{len(copies)} files have the name and content of a file of dataset.{first}"
-                overlap += f", such as {copies[0]}"
         elif first == "train" and not open_handle(sets[first], sets[second]):
             count = 0
             with suppress(Exception):  # a sample that cannot be read is reported where it is trained on
@@ -61,21 +56,6 @@ def warn_of_shared_samples(loaders: Mapping[str, Any]) -> None:
             overlap = f"{count} of {min(_SAMPLES, len(sets[second]))} samples checked are also in dataset.{first}"
         if overlap:
             logger.warning("dataset.{}: {}; {}", second, overlap, _ADVICE)
-
-
-def _find_copies(first: Collection[Any], second: Collection[Any]) -> list[str]:
-    """Find the paths in `second` with the same path below their common folder, and the same content, as in `first`."""
-    with suppress(OSError, ValueError, TypeError):  # they are no paths
-        known, given = _by_name(first), _by_name(second)
-        same = spread(sorted(known.keys() & given.keys() - {""}), _FILES)
-        return [given[name] for name in same if filecmp.cmp(known[name], given[name], shallow=False)]
-    return []
-
-
-def _by_name(paths: Collection[Any]) -> dict[str, str]:
-    """Paths by what follows their common folder."""
-    folder = os.path.commonpath(paths)
-    return {str(path).removeprefix(folder): str(path) for path in paths}
 
 
 def _equal_samples(train: Any, other: Any) -> int:
