@@ -121,13 +121,12 @@ class Repeat(_Combined):
 
 @DATASET_REGISTRY.register()
 class Subset(_Combined):
-    """A fixed part of the samples of a dataset, in their order. Give exactly one of the ways to choose.
+    """A fixed part of the samples of a dataset, in their order. Give `indices` or `fraction`.
 
     Args:
         data_dir, mode: passed to the dataset.
         set: its section.
         indices: indices of the samples, counted from 0, in this order.
-        first, last: number of samples from the beginning or the end.
         fraction: a random share of the samples: 0.1, or the range [0.8, 1.0] of a random order: `[0, 0.8]` and
             `[0.8, 1]` have no sample in common and together contain all.
         seed: seed of that random order.
@@ -139,28 +138,20 @@ class Subset(_Combined):
         mode: str,
         set: Section,
         indices: list[int] | None = None,
-        first: int | None = None,
-        last: int | None = None,
         fraction: float | list[float] | None = None,
         seed: int = 0,
     ) -> None:
-        ways = {"indices": indices, "first": first, "last": last, "fraction": fraction}
-        given = [name for name, value in ways.items() if value is not None]
-        if len(given) != 1:
-            said = " and ".join(given) or "none"
-            raise UserError(f"dataset.{mode}: Subset needs one of {', '.join(ways)}; there is {said}")
+        if (indices is None) == (fraction is None):
+            raise UserError(f"dataset.{mode}: Subset needs indices or fraction, one of them")
         dataset = _build(set, mode, data_dir, "set")
         size = len(dataset)
         if fraction is not None:
             chosen = _share(fraction, size, seed, mode)
-        elif indices is not None:
-            chosen = torch.tensor(indices, dtype=torch.int64)
         else:
-            begin, end = (0, first) if first is not None else (size - (last or 0), size)
-            chosen = torch.arange(begin, max(begin, end or 0))
+            chosen = torch.tensor(indices, dtype=torch.int64)
         bad = chosen[(chosen < 0) | (chosen >= size)]
         if len(bad):
-            raise UserError(f"dataset.{mode}.{given[0]}: there is no sample {int(bad[0])}; the dataset has {size}")
+            raise UserError(f"dataset.{mode}.indices: there is no sample {int(bad[0])}; the dataset has {size}")
         super().__init__([dataset], chosen)
 
 
