@@ -1,6 +1,6 @@
 """Pack a folder of images, one sub-folder per class, into tar files: python -m tools.pack FOLDER OUT
 
-The files have the layout of WebDataset, and are read by `TarDataset` and `TarStream`. Equal input gives equal bytes.
+The files have the layout of WebDataset, and are read by `TarDataset`. Equal input gives equal bytes.
 Samples are in a random order, since what is read in sequence needs mixed classes; it depends on the files' names alone.
 """
 

@@ -16,12 +16,11 @@ import torch
 from torch.utils.data import DataLoader
 
 from common.base.errors import UserError
-from library.data.tar_dataset import TarDataset, TarStream
+from library.data.tar_dataset import TarDataset
 from library.data.tar_shards import read_index, scan
-from tests.conftest import ErrorOf, Runs, load, run
+from tests.conftest import ErrorOf, run
 from tests.data.test_images import images
 from tests.data.test_tar import CLASSES, on_shards, tar, values
-from tests.ranks import several
 from tools.pack import main as pack
 
 
@@ -160,14 +159,6 @@ def test_no_shard_at_all(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_processes_share_the_shards(runs: Runs, shards: Path) -> None:
-    """Two ranks with two workers: each of the four readers takes one shard of 8, and an epoch is 2 steps of 2 x 4."""
-    more = ["--num_workers", "2", "--batch_size", "4", "--progress.epoch", "1"]
-    several(runs, 2, runs.words(*on_shards(shards, "TarStream", *more)))
-    assert load(runs.root / "run")["position"]["step"] == 4
-
-
-@pytest.mark.slow
 def test_shards_are_those_of_webdataset(shards: Path, tmp_path: Path) -> None:
     """The real package reads what `tools.pack` writes, and its own files are read here."""
     import webdataset  # slow to import
@@ -184,18 +175,11 @@ def test_shards_are_those_of_webdataset(shards: Path, tmp_path: Path) -> None:
         for image, label, about, key in records:
             sink.write({"__key__": f"part/{key}", "png": image, "cls": label, "json": about})
     again = TarDataset(tmp_path / "theirs", "train", "*.tar", size=None)
-    for stream in (
-        map(again.__getitem__, range(len(again))),
-        TarStream(tmp_path / "theirs", "train", "*.tar", size=None),
-    ):
-        assert values(stream) == values(own[index] for index in range(32))
+    assert values(map(again.__getitem__, range(32))) == values(own[index] for index in range(32))
     assert again.sample_ids()[9].endswith("s-001.tar:part/000009")
 
 
 def test_mistakes_in_the_config(error_of: ErrorOf, shards: Path) -> None:
-    text = error_of(*on_shards(shards, "TarDataset", fields="{image: 3}", chanels=3))
+    text = error_of(*on_shards(shards, fields="{image: 3}", chanels=3))
     assert "dataset.train.fields" in text and "dataset.train.chanels = 3" in text
     assert "did you mean channels?" in text
-    assert "TarStream needs __len__ and __getitem__ to be evaluated on" in error_of(
-        "--dataset.val", f"{{type: TarStream, shards: {shards}/*.tar}}"
-    )

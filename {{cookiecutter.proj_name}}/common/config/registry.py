@@ -26,7 +26,7 @@ _OF_PARTS = {
     "order.weighted order.balanced metric.ConfusionMatrix metric.AreaUnderCurve metric.MeanAveragePrecision",
     "images": "dataset.ImageFiles dataset.ImageFolderDataset transform.Named transform.ToFloat transform.Normalize",
     "mixing": "dataset.Concat dataset.Repeat dataset.Subset collate.mixup collate.cutmix",
-    "pack": "dataset.TarDataset dataset.TarStream",
+    "pack": "dataset.TarDataset",
     "trackers": "writer.mlflow writer.wandb",
 }
 

@@ -44,11 +44,10 @@ def find_shards(data_dir: Path, pattern: str | list[str], where: str) -> list[Pa
     return shards
 
 
-def scan(shard: Path, skip: bool = False) -> Iterator[Sample]:
+def scan(shard: Path) -> Iterator[Sample]:
     """Yield the samples of a shard, reading only its headers.
 
-    If the end is missing, or the file is no tar file: raises `UserError` after the last whole sample; with `skip`, this
-    is a warning.
+    If the end is missing, or the file is no tar file: raises `UserError` after the last whole sample.
     """
     size, number = shard.stat().st_size, 0
     key, problem = "", ""
@@ -79,35 +78,27 @@ def scan(shard: Path, skip: bool = False) -> Iterator[Sample]:
         yield Sample(key, files)
         number += 1
     if problem:
-        said = f"{shard} is damaged after {number} whole samples: {problem}"
-        if not skip:
-            raise UserError(f"{said}; copy or pack it again, or set on_error: skip to use those samples")
-        logger.warning(said)
+        raise UserError(f"{shard} is damaged after {number} whole samples: {problem}; copy or pack it again")
 
 
-def read_index(shard: Path, skip: bool = False) -> list[Sample]:
-    """Return all samples of a shard; `skip` is that of `scan`.
+def read_index(shard: Path) -> list[Sample]:
+    """Return all samples of a shard.
 
-    The samples of a whole shard are read from `<shard>.index`, which is written first if it is missing or the shard has
-    changed since. Several processes may do that at once: each replaces the whole file by the same one.
+    They are read from `<shard>.index`, which is written first if it is missing or the shard has changed since. Several
+    processes may do that at once: each replaces the whole file by the same one.
     """
     index = shard.with_name(f"{shard.name}.index")
     about = shard.stat()
     stamp = [about.st_size, about.st_mtime_ns]
     try:
         stored = json.loads(index.read_bytes())
-        if stored["shard"] == stamp and not stored["damage"]:
+        if stored["shard"] == stamp:
             return [Sample(*entry) for entry in stored["samples"]]
     except (OSError, ValueError, KeyError, TypeError):
         pass  # missing, or not written by this function
+    samples = list(scan(shard))
     try:
-        samples = list(scan(shard))
-    except UserError:
-        if skip:
-            return list(scan(shard, skip))
-        raise
-    try:
-        write_text(index, json.dumps({"shard": stamp, "damage": "", "samples": samples}))
+        write_text(index, json.dumps({"shard": stamp, "samples": samples}))
     except OSError as error:
         logger.warning("{} cannot be written, so every run reads all headers of its shard again: {}", index, error)
     return samples
