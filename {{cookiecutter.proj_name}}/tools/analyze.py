@@ -1,6 +1,6 @@
 """What a model costs, on a batch of the config's own training data: python -m tools.analyze --config FILE
 
-Parameters and floating point operations of each module; operations, kept memory and time of each batch size.
+Parameters and floating point operations of each module; operations, time and memory of each batch size.
 """
 
 import argparse
@@ -26,7 +26,6 @@ from common.monitor.log import setup_log
 from common.optim.precision import build_precision
 from common.stage import in_stage
 from common.task import TaskPosition
-from cli.kept import kept_bytes
 from cli.program import run
 from cli.stored_config import train_config
 from cli.trained import find_device
@@ -77,15 +76,9 @@ class ProfiledTask:
             losses["loss"].backward()
         self.task.zero_grad()
 
-    def kept(self) -> int:
-        """Bytes of the tensors that a forward pass keeps for its backward pass; of several updates, the most."""
-        with kept_bytes(self.task) as sums:
-            self.train()
-        return max(sums)
-
     def costs(self) -> dict[str, Any]:
         """Measure the batch; times, in seconds, as median and interquartile range."""
-        result: dict[str, Any] = {"batch": self.size, "bytes_kept": self.kept(), "bytes_peak": None}
+        result: dict[str, Any] = {"batch": self.size, "bytes_peak": None}
         for name, call in (("forward", self.forward), ("train", self.train)):
             timer = Timer("call()", globals={"call": call}, num_threads=torch.get_num_threads())
             times = timer.blocked_autorange()  # after a warm-up; the device is waited for

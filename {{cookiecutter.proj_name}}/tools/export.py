@@ -179,8 +179,7 @@ def shapes(named: Tensors) -> dict[str, Any]:
 
 def description(trained: Trained, model: Model, keys: Mapping[str, str | None], form: str) -> dict[str, Any]:
     """Return what a user of the exported file must know, as plain values."""
-    config, section = trained.config, dict(trained.section()[1])
-    scales = [spec for spec in section.get("transforms") or () if spec["type"] == "Normalize"] or [{}]
+    config = trained.config
     return {
         "format": form,
         "checkpoint": str(trained.path),
@@ -192,9 +191,7 @@ def description(trained: Trained, model: Model, keys: Mapping[str, str | None], 
         "classes": list(trained.task.classes),
         "inputs": {name: {**entry, "key": keys[name]} for name, entry in shapes(model.inputs).items()},
         "outputs": shapes(model.outputs(model.inputs)),
-        "mean": scales[0].get("mean"),
-        "std": scales[0].get("std"),
-        "dataset": section,
+        "dataset": dict(trained.section()[1]),
     }
 
 

@@ -50,12 +50,6 @@ def test_the_numbers_of_a_convolutional_model(tmp_path: Path, capsys: pytest.Cap
     assert f"Classification  {total:>10,}  {total - 44:>7,}" in shown
 
 
-def test_the_memory_that_is_kept_for_the_backward_pass(tmp_path: Path) -> None:
-    """By hand: the inputs of both linear layers, 64 and 16 numbers; of the loss, log-probabilities, labels, a sum."""
-    found = analyzed(tmp_path, CONFIG, "--model", "{$REPLACE: true, type: tests.small.Plain}", "--batch", "5")
-    assert found["batches"][0]["bytes_kept"] == 5 * ((64 + 16) * 4 + 10 * 4 + 8) + 4
-
-
 MISTAKES = {
     "batch": (["--batch", "0"], "--batch 0: must be integers above 0"),
     "too many": (["--batch", "5000"], "--batch 5000: the training data has only 1200 samples"),
