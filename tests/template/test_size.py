@@ -13,13 +13,13 @@ from support import REPO, TEMPLATE, Render
 # Tokens of code, without comments and docstrings; lines are free, so write plain ones. "own": all Python but tests and
 # examples; "files": of any kind. Each number: the limit, which is what was reached and may only fall, and the aim.
 SIZE = {
-    ("core", "own"): (98_509, 75_000),
-    ("core", "tests"): (32_607, 32_000),
-    ("core", "files"): (224, 170),
-    ("usual", "own"): (127_544, 105_000),
-    ("usual", "tests"): (53_747, 56_000),
-    ("all", "own"): (163_976, 160_000),
-    ("all", "tests"): (71_770, 74_000),
+    ("core", "own"): (97_747, 75_000),
+    ("core", "tests"): (32_565, 32_000),
+    ("core", "files"): (223, 170),
+    ("usual", "own"): (126_782, 105_000),
+    ("usual", "tests"): (53_705, 56_000),
+    ("all", "own"): (163_212, 160_000),
+    ("all", "tests"): (71_728, 74_000),
 }
 WORDS = {
     "README of the project": (1_800, 1_800),
