@@ -79,7 +79,7 @@ def measure(number: int, world: int, port: int, options: argparse.Namespace, fol
     words = [
         "--name", "bench", "--dir.runs_dir", folder, "--dataset", "{train: {type: ddp.Images}, val: null, eval: null}",
         "--progress.max_steps", str((options.segments + 1) * options.steps + 1), "--progress.epoch", "null",
-        "--progress.iter_save_progress", "0", "--optim.args", "{fused: true}",
+        "--optim.args", "{fused: true}",
     ]  # fmt: skip
     resolved = resolve(Config, [PROJECT / "configs" / "default.yaml"], words)
     config = resolved.config

@@ -158,7 +158,7 @@ def compare(options: argparse.Namespace) -> dict[str, Any]:
         "--metric", "{$REPLACE: true}",
         "--optim.optim_type", name, "--optim.args", json.dumps(arguments), "--optim.lr", "1.0e-4",
         "--batch_size", str(batch), "--gpu_ids", "0" if device.type == "cuda" else "-1", "--precision.mode", "bf16",
-        "--prepare.compile.enabled", str(compiled).lower(), "--progress.iter_save_progress", "0",
+        "--prepare.compile.enabled", str(compiled).lower(),
         "--progress.max_steps", str(steps), "--progress.epoch", "null",
     ]  # fmt: skip
     with tempfile.TemporaryDirectory() as folder:

@@ -110,7 +110,7 @@ def build(folder: Path, segments: int, steps: int) -> tuple[Config, Resolved[Con
     words = [
         "--name", "bench", "--dir.runs_dir", str(folder), "--model", "{type: loop.Mlp}",
         "--dataset", "{train: {type: loop.Points}, val: null, eval: null}",
-        "--optim.optim_type", "SGD", "--optim.lr", "0.01", "--progress.iter_save_progress", "0",
+        "--optim.optim_type", "SGD", "--optim.lr", "0.01",
         "--progress.max_steps", str((segments + 1) * steps + 1), "--progress.epoch", "null",
     ]  # fmt: skip
     resolved = resolve(Config, [PROJECT / "configs" / "default.yaml"], words)

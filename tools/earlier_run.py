@@ -26,7 +26,6 @@ KEPT = ("config.yaml", "run.json", "status.json", "job.sh", "metrics.jsonl")
 TRAIN = [
     "--config", "configs/default.yaml", "--name", "old", "--gpu_ids", "-1", "--model.width", "4", "--optim.lr", "0.01",
     "--optim.accumulate", "2", "--optim.ema.decay", "0.9", "--progress.epoch", "2", "--progress.log_every", "5",
-    "--progress.max_samples_val", "0",
 ]  # fmt: skip
 RUN = Path("experiments/old")
 

@@ -1,7 +1,6 @@
 """Evaluate a checkpoint: python evaluate.py --model_pt experiments/<name>/checkpoints/best.pt [--key value ...]"""
 
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 from typing import NoReturn
 
@@ -19,10 +18,11 @@ from common.config.layers import node_of
 from common.config.problem import shown_path as shown
 from common.distributed import Rank
 from common.distributed.process import set_up_process
-from common.evaluator import Evaluator, write_evaluation
+from common.evaluation.gallery import build_gallery
+from common.evaluator import Evaluator
 from common.failure.program import distributed_run, exit_process, report_errors
 from common.monitor.log import logger, setup_log
-from common.monitor.result import SetResult, SplitResult
+from common.monitor.result import SetResult
 from common.monitor.writer import drop_duplicate_loss
 from common.run.paths import PROJECT
 from cli.command_line import parse
@@ -74,31 +74,28 @@ def evaluate(config: EvalConfig, path: Path, folder: Path, rank: Rank) -> str:
     trained.task.classes = check_classes(config.model, {label(part.split, part.name): part.dataset for part in loaders})
     if not loaders:
         raise UserError(f"dataset.{config.split} is null in this config, so there is nothing to evaluate on")
-    evaluator = Evaluator(trained.task, rank, trained.precision)
-    result = evaluator.run(loaders, max_pictures=config.progress.max_samples_eval)
+    evaluator = Evaluator(trained.task, rank, trained.precision, build_gallery(config))
+    result = evaluator.run(loaders)
     for loader in loaders:
         loader.close()
-    return report(result, config, path, folder, trained.position) if rank.is_main else ""
+    if not rank.is_main:
+        return ""
+    position = trained.position
+    logger.info("{} of {}, epoch {epoch}, step {step}", config.split, shown(path), **position)
+    about = {"checkpoint": str(path), "split": config.split, "step": position["step"], "epoch": position["epoch"]}
+    try:
+        evaluator.write(folder, result, **about)
+    except OSError as error:
+        why = why_unwritten(error, folder)
+        raise UserError(f"the evaluation's folder {folder} cannot be written: {why}; see --dir.eval_dir") from error
+    logger.info("the results are in {}", shown(folder))
+    tables = {name: table(measured) for name, measured in result.sets.items()}
+    return "\n".join(f"{name}:\n{text}" if name else text for name, text in tables.items())
 
 
 def which_checkpoint() -> NoReturn:
     """Raise the `UserError` for a missing --model_pt."""
     raise UserError("model_pt: which checkpoint? python evaluate.py --model_pt experiments/<name>/checkpoints/best.pt")
-
-
-def report(result: SplitResult, config: EvalConfig, path: Path, folder: Path, position: Mapping[str, int]) -> str:
-    """Write the numbers and the pictures to `folder`. Returns the numbers as tables."""
-    about = {"checkpoint": str(path), "split": config.split, "step": position["step"], "epoch": position["epoch"]}
-    logger.info("{} of {}, epoch {epoch}, step {step}", config.split, shown(path), **position)
-    try:
-        write_evaluation(folder, result, **about)
-    except OSError as error:
-        why = why_unwritten(error, folder)
-        raise UserError(f"the evaluation's folder {folder} cannot be written: {why}; see --dir.eval_dir") from error
-    pictures = sum(len(measured.pictures) for measured in result.sets.values())
-    logger.info("metrics.json and {} picture{} are in {}", pictures, "s" * (pictures != 1), shown(folder))
-    tables = {name: table(measured) for name, measured in result.sets.items()}
-    return "\n".join(f"{name}:\n{text}" if name else text for name, text in tables.items())
 
 
 def table(result: SetResult) -> str:

@@ -18,7 +18,7 @@ from tests.ranks import several
 from tests.resume import differing, final
 from tests.resume import words as resumable
 from tests.small import Tower
-from tests.test_task import QUIET, TURNS, apart
+from tests.test_task import TURNS, apart
 
 
 def test_another_limit_of_clipping_in_a_stage(runs: Runs) -> None:
@@ -132,7 +132,7 @@ def test_a_debug_run_has_no_later_stages(runs: Runs) -> None:
 @pytest.mark.slow
 def test_two_updates_on_two_ranks(runs: Runs) -> None:
     """A task with several updates, each of which is wrapped anew."""
-    given = [*TURNS, *QUIET, "--stages", "[{until: 4step}, {optim: {lr: 0.01}}]", "--precision.mode", "fp64"]
+    given = [*TURNS, "--stages", "[{until: 4step}, {optim: {lr: 0.01}}]", "--precision.mode", "fp64"]
     alone = runs.train(*given, name="alone")
     several(runs, 2, runs.words(*given, "--batch_size", "16", name="two"))
     apart(load(alone), load(runs.root / "two"))

@@ -12,7 +12,7 @@ from common.base.errors import UserError
 from common.checkpoint.file import write_checkpoint
 from common.evaluation.loss import Losses, LossFactory
 from common.evaluation.metric import MetricFactory
-from common.monitor.pictures import Picture
+from common.task import Picture
 from common.trainer import Trainer
 from tests.conftest import Runs, load, metrics, same
 from tests.ranks import several
@@ -69,15 +69,13 @@ class Noisy(Plain):
         return super().forward(image + torch.randn_like(image))
 
 
-NOISY = ["--model", f"{{type: {HERE}.Noisy}}", "--progress.max_samples_val", "0"]
+NOISY = ["--model", f"{{type: {HERE}.Noisy}}", "--pictures.number", "0"]
 
 
 def test_evaluation_does_not_change_training(runs: Runs) -> None:
     """D6: however often it is done, and whatever is drawn in it; the same is drawn each time."""
     often = load(runs.train(*NOISY, "--progress.epoch_val", "1step", name="often"))
-    rarely = load(
-        runs.train(*NOISY, "--progress.epoch_val", "2epoch", "--progress.max_samples_train", "3", name="rare")
-    )
+    rarely = load(runs.train(*NOISY, "--progress.epoch_val", "2epoch", "--pictures.number", "3", name="rare"))
     assert same(often["model"], rarely["model"]) and often["values"] == rarely["values"]
 
 

@@ -35,7 +35,7 @@ def test_evaluate_with_its_own_config_and_folder(runs: Runs, tmp_path: Path) -> 
 
     folder = runs.train("--progress.epoch", "1")
     own, out = tmp_path / "own.yaml", tmp_path / "out"
-    own.write_text(f"$BASE: {CONFIG}\nmodel: {{width: 4}}\nprogress: {{max_samples_eval: 20}}\n")
+    own.write_text(f"$BASE: {CONFIG}\nmodel: {{width: 4}}\npictures: {{number: 20}}\n")
     words = ["--configs", str(own), "--dir.eval_dir", str(out)]
     assert evaluate.main(["--model_pt", str(folder / "checkpoints" / "latest.pt"), *words]) == 0
     record = json.loads((out / "metrics.json").read_text())

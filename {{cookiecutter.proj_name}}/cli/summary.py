@@ -58,11 +58,9 @@ def log_start(config: Config, trainer: Trainer, run: RunContext) -> None:
 
 def interval_table(trainer: Trainer) -> str:
     """List the actions and their intervals, one per line, in the order of the loop."""
-    names = ("log line, scalars", "training pictures", "validation", "evaluation", "latest.pt", "step_*.pt")
+    names = ("log line, scalars", "validation", "evaluation", "latest.pt", "step_*.pt")
     sets = {"validation": trainer.val, "evaluation": trainer.evaluation}
     missing = {name: "no data" for name, loaders in sets.items() if not loaders}
-    if not trainer.task.draws_pictures:
-        missing["training pictures"] = "the task draws none"
     return "\n".join(
         f"  {name:<18} {f'never ({missing[name]})' if name in missing else describe_interval(interval)}"
         for name, interval in zip(names, trainer.triggers.intervals.values(), strict=True)

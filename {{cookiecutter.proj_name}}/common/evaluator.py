@@ -19,9 +19,9 @@ from common.data.loader import EvaluationLoader, Step
 from common.data.workers import WaitInterrupted
 from common.distributed import Rank, max_over_ranks
 from common.distributed.seed import mix, random_state_unchanged, set_seed
+from common.evaluation.gallery import Gallery
 from common.evaluation.loss import Losses, LossSums
 from common.evaluation.metric import MetricDict
-from common.monitor.pictures import Picture, save_png
 from common.monitor.result import SetResult, SplitResult
 from common.monitor.show import Show
 from common.optim.precision import Precision
@@ -44,6 +44,7 @@ class Evaluator:
     does not depend on evaluations.
 
     Args:
+        gallery: draws samples; None: no pictures.
         lockstep_forward: whether every forward pass needs all processes. A process with fewer batches then keeps
             computing, with the results discarded, until all are done.
         stop_signal: the number of the stop signal that this process received, 0 for none. An evaluation may take longer
@@ -56,37 +57,32 @@ class Evaluator:
     task: Task
     rank: Rank
     precision: Precision
+    gallery: Gallery | None = None
     lockstep_forward: bool = False
     stop_signal: Callable[[], int] = lambda: 0
     after_sanity_check: list[Callable[[EvaluationLoader, Any, Any, Losses], object]] = field(default_factory=list)
 
-    def run(
-        self,
-        loaders: Sequence[EvaluationLoader],
-        *,
-        max_pictures: int = 0,
-        fixed: bool = False,
-    ) -> SplitResult:
+    def run(self, loaders: Sequence[EvaluationLoader], *, fixed: bool = False) -> SplitResult:
         """Evaluate on the sets of a split, one after the other. Every process must call this.
 
         Args:
-            max_pictures: of each set; see `Gallery` for `fixed`.
+            fixed: pictures are to be of the same samples each time.
         """
-        return SplitResult({loader.name: self._run(loader, max_pictures, fixed) for loader in loaders})
+        return SplitResult({loader.name: self._run(loader, fixed) for loader in loaders})
 
-    def _run(self, loader: EvaluationLoader, max_pictures: int, fixed: bool) -> SetResult:
+    def _run(self, loader: EvaluationLoader, fixed: bool) -> SetResult:
         """Evaluate on all of `loader`'s data, over all processes, which synchronize only at the end.
 
         Raises:
             EvaluationInterrupted: a process received a stop signal.
         """
-        seen = _Pass(self.task, self.rank, max_pictures, fixed=fixed)
+        seen = _Pass(self.task, self.rank, self.gallery, fixed=fixed)
         # Before the first batch: a process that waits in a collective cannot take part in a forward pass.
         idle = 0
         if self.lockstep_forward:
             idle = max_over_ranks(len(loader.keys), self.rank) - len(loader.keys)
         set_number = crc32(label(loader.split, loader.name).encode())
-        with self._evaluating(), error_context(lambda: _where(loader, seen.batches)):
+        with self.evaluating(), error_context(lambda: _where(loader, seen.batches)):
             try:
                 for batch, (_, indices) in zip(loader, loader.keys, strict=True):
                     set_seed(mix(loader.seed, set_number, indices[0]))
@@ -107,7 +103,7 @@ class Evaluator:
                 if name == "loss" or value == losses.get("loss"):
                     values[name] = value
             values |= seen.metrics.compute()
-            pictures = seen.gallery.finish() if max_pictures else []
+            pictures = seen.selection.finish() if seen.selection else []
             return SetResult(values | losses, samples, pictures)
 
     def sanity_check(self, loaders: Sequence[EvaluationLoader], *, needs_loss: bool = False) -> None:
@@ -117,13 +113,14 @@ class Evaluator:
             UserError: with `needs_loss`, the task gives no loss.
         """
         for loader in loaders:
-            seen = _Pass(self.task, Rank(), 1)
+            seen = _Pass(self.task, Rank(), self.gallery)
             where = f"in trying a batch of {label(loader.split, loader.name)} before training"
-            with self._evaluating(), error_context(lambda where=where: where):  # type: ignore[misc]
+            with self.evaluating(), error_context(lambda where=where: where):  # type: ignore[misc]
                 batch = next(iter(loader), None)  # as it will be read, so workers start here
                 if batch is not None:
                     batch, output, losses = self._add(seen, batch, loader.keys[0][1])
-                    seen.gallery.finish()
+                    if seen.selection:
+                        seen.selection.finish()
                     if needs_loss and "loss" not in losses:
                         raise UserError("best.metric is loss, but the task gives no loss in validation; name a metric")
                     if self.rank.is_main:
@@ -135,9 +132,9 @@ class Evaluator:
 
     def metrics(self, step: Step) -> dict[str, float]:
         """Compute the metrics of a training step over all processes. Every process must call this."""
-        seen = _Pass(self.task, self.rank, 0)
+        seen = _Pass(self.task, self.rank)
         plan = step.global_batch
-        with self._evaluating():
+        with self.evaluating():
             parts = zip(step.batches, plan.sizes, plan.weights, strict=True)
             for batch, size, weight in parts:
                 if weight:
@@ -146,21 +143,24 @@ class Evaluator:
                     self.measure(batch)
             return seen.metrics.compute()
 
-    def pictures(self, batch: Any, limit: int) -> list[Picture]:
-        """Up to `limit` pictures of a loaded batch."""
-        with self._evaluating(), error_context(lambda: "in drawing pictures of training data"):
-            batch, output, _ = self.measure(batch)
-            gallery = self.task.gallery(self.task, Rank(), limit)
-            gallery.add(self.task.post_process(output, batch), batch)
-            return gallery.finish()
-
     def inspect(self, show: Show) -> None:
         """Let the task show what it wants to. Every process must call this."""
-        with self._evaluating():
+        with self.evaluating():
             self.task(self.task.inspect, show)
 
+    def write(self, folder: Path, result: SplitResult, **about: Any) -> None:
+        """Write `metrics.json` (full precision), and the pictures."""
+        folder.mkdir(parents=True, exist_ok=True)
+        for file in folder.glob("error_rank*.txt"):  # of an earlier attempt
+            file.unlink(missing_ok=True)
+        record = {**about, "samples": result.samples, "values": result.values}
+        text = json.dumps(plain(record), indent=2, allow_nan=False)
+        write_text(folder / "metrics.json", text + "\n")
+        if self.gallery:
+            self.gallery.save(folder, result)
+
     @contextmanager
-    def _evaluating(self) -> Iterator[None]:
+    def evaluating(self) -> Iterator[None]:
         """Evaluation mode without gradients; afterwards modules (frozen too) and random generators are as before."""
         modes = {module: module.training for module in self.task.modules()}
         with torch.no_grad(), random_state_unchanged(self.rank.device):
@@ -189,8 +189,8 @@ class Evaluator:
         seen.losses.add(losses, samples, int(count))
         output = self.task.post_process(output, batch)
         seen.metrics.update(output, batch, indices)
-        if seen.gallery.limit:
-            seen.gallery.add(output, batch, indices)
+        if seen.selection:
+            seen.selection.add(output, batch, indices)
         seen.batches += 1
         return measured
 
@@ -198,11 +198,11 @@ class Evaluator:
 class _Pass:
     """The measurements of a pass over a dataset, so far."""
 
-    def __init__(self, task: Task, rank: Rank, max_pictures: int, *, fixed: bool = False) -> None:
+    def __init__(self, task: Task, rank: Rank, gallery: Gallery | None = None, *, fixed: bool = False) -> None:
         self.losses = LossSums()
         self.metrics = task.metric.start(rank)
         self.batches = 0
-        self.gallery = task.gallery(task, rank, max_pictures, fixed=fixed)
+        self.selection = gallery.begin(task, rank, fixed=fixed) if gallery else None
 
 
 def _try_compute(metrics: MetricDict) -> None:
@@ -225,16 +225,3 @@ def _where(loader: EvaluationLoader, done: int) -> str:
     batch = indices[0] // loader.batch_size + 1
     batches = -(-loader.size // loader.batch_size)
     return f"{where}, batch {batch} of {batches}, samples {indices[0]} to {indices[-1]}"
-
-
-def write_evaluation(folder: Path, result: SplitResult, **about: Any) -> None:
-    """Write `metrics.json` (full precision), and a PNG per picture; named sets get a folder each."""
-    folder.mkdir(parents=True, exist_ok=True)
-    for file in folder.glob("error_rank*.txt"):  # of an earlier attempt
-        file.unlink(missing_ok=True)
-    record = {**about, "samples": result.samples, "values": result.values}
-    text = json.dumps(plain(record), indent=2, allow_nan=False)
-    write_text(folder / "metrics.json", text + "\n")
-    for name, measured in result.sets.items():
-        for number, picture in enumerate(measured.pictures):
-            save_png(folder / name / f"{picture.name or f'{number:02}'}.png", picture.image)

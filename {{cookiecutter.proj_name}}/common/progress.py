@@ -149,7 +149,7 @@ StepInterval = Annotated[int | float | str | None, _IntervalIn("step")]
 class ProgressConfig:
     """Length of a run, and when things happen. Intervals: numbers, "200step" or "0.5epoch"; -1, 0 or null means never.
 
-    Everything that is not "never" also happens after the last step (log lines and pictures in the chosen epochs only).
+    Everything that is not "never" also happens after the last step (log lines in the chosen epochs only).
     """
 
     start_epoch: Annotated[
@@ -162,14 +162,9 @@ class ProgressConfig:
     )
     log_every: Annotated[StepInterval, Field(description="log line and scalars; steps, one epoch at most")] = 50
     train_metric: Annotated[bool, Field(description="log the metrics of the last step's batch")] = False
-    iter_save_progress: Annotated[StepInterval, Field(description="training pictures; steps")] = 100
-    max_samples_train: Annotated[int, Field(ge=1, description="training pictures each time")] = 5
     epoch_val: Annotated[EpochInterval, Field(description="validation; epochs")] = 1
-    max_samples_val: Annotated[int, Field(ge=0, description="validation pictures each time")] = 5
     init_eval: Annotated[bool, Field(description="evaluate before the first step")] = False
     epoch_eval: Annotated[EpochInterval, Field(description="evaluation on dataset.eval; epochs")] = 10
-    max_samples_eval: Annotated[int, Field(ge=0, description="evaluation pictures each time")] = 10
-    local_progress: Annotated[bool, Field(description="write pictures as files too, not only to TensorBoard")] = False
     save_time: Annotated[
         float | None, Field(description="save latest.pt after this many seconds; -1 or null: never")
     ] = 1800.0
@@ -186,7 +181,6 @@ class Due(NamedTuple):
     """The actions that are due after a step."""
 
     log: bool = False
-    pictures: bool = False
     validate: bool = False
     evaluate: bool = False
     save_latest: bool = False
@@ -223,7 +217,6 @@ class Triggers:
             log = Interval.parse(1, "epoch")
         self.intervals = {
             "log": log,
-            "pictures": Interval.parse(config.iter_save_progress, "step"),
             "validate": Interval.parse(config.epoch_val, "epoch"),
             "evaluate": Interval.parse(config.epoch_eval, "epoch"),
             "save_latest": Interval.parse(config.epoch_save_latest, "epoch"),

@@ -1,7 +1,7 @@
 """The interface to your code: a `Task`, and the built `Parts` of a run."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -12,19 +12,18 @@ from common.base.errors import UserError
 from common.base.text import label
 from common.data.loader import BatchStream, EvaluationLoader
 from common.data.move import to_device
-from common.evaluation.gallery import Gallery
 from common.evaluation.loss import Losses, LossFactory
 from common.evaluation.metric import MetricFactory
 from common.model import fixed
 from common.model.strategy import ModelHolder
 from common.monitor.clock import Clock
-from common.monitor.pictures import Picture
+from common.monitor.result import Picture
 from common.monitor.show import Show
 from common.optim.groups import Group
 from common.optim.precision import Precision
 from common.progress import TaskPosition
 
-__all__ = ["Group", "Parts", "Task", "TaskPosition", "fixed"]
+__all__ = ["Group", "Parts", "Picture", "Task", "TaskPosition", "fixed"]
 
 
 class Task(ModelHolder, ABC):
@@ -42,14 +41,12 @@ class Task(ModelHolder, ABC):
     `model.`.
 
     Attributes:
-        gallery: chooses the samples of an evaluation that `pictures` draws; by default the first ones.
         classes: class names in the order of the labels; empty if the dataset has none.
         own_buffers: names or patterns of the buffers of which each process has its own; see docs/task.md. Models and
             losses may have this attribute too.
         unit: what `count` counts, such as "tokens"; the log says how many of them in a second.
     """
 
-    gallery: ClassVar[type[Gallery]] = Gallery
     classes: Sequence[str] = ()
     own_buffers: ClassVar[Sequence[str]] = ()
     unit: ClassVar[str] = "items"
@@ -70,11 +67,6 @@ class Task(ModelHolder, ABC):
     @at.setter
     def at(self, at: TaskPosition) -> None:
         object.__setattr__(self.loss, "at", at)
-
-    @property
-    def draws_pictures(self) -> bool:
-        """Whether the task can draw pictures: it overrides `pictures`, or has its own gallery."""
-        return type(self).pictures is not Task.pictures or self.gallery is not Gallery
 
     @abstractmethod
     def output(self, batch: Any) -> Any:
@@ -111,8 +103,15 @@ class Task(ModelHolder, ABC):
         return [dict(zip(small, row, strict=True)) for row in zip(*columns, strict=True)]
 
     def pictures(self, output: Any, batch: Any, limit: int) -> list[Picture]:
-        """Draw up to `limit` pictures of a batch after `post_process`; may be empty."""
+        """Return up to `limit` pictures of a batch after `post_process`; may be empty."""
         return []
+
+    def sample_errors(self, output: Any, batch: Any) -> Sequence[tuple[bool, float, Hashable]] | None:
+        """Say of each sample whether it is wrong, its loss, and its group; then the worst ones are shown.
+
+        Groups, such as classes, are shown in turn. `pictures` is then called with batches of one sample.
+        """
+        return None
 
     def prepare_batch(self, batch: Any, device: torch.device) -> Any:
         """Move a loaded batch to the device. Override it for work that is faster there, such as normalising."""

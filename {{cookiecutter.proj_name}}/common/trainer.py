@@ -26,7 +26,8 @@ from common.data.workers import stop_waiting_at
 from common.distributed import max_over_ranks, share_buffers
 from common.distributed.seed import mix, set_seed
 from common.evaluation.best import BestTracker
-from common.evaluator import EvaluationInterrupted, Evaluator, write_evaluation
+from common.evaluation.gallery import build_gallery
+from common.evaluator import EvaluationInterrupted, Evaluator
 from common.failure.signals import StopSignals, exit_code
 from common.model import Strategy, check_trained, prepare
 from common.monitor.result import SetResult, SplitResult
@@ -62,7 +63,7 @@ class Trainer:
     # When things happen, and results.
     triggers: Triggers
     total_steps: int | None
-    evaluator: Evaluator
+    evaluator: Evaluator  # with the seat `gallery`: common/evaluation/gallery.py
     best: BestTracker
     classes: int | None  # that the model distinguishes, if parts/checks saw it in the first output
 
@@ -100,7 +101,8 @@ class Trainer:
         self.strategy = prepare(self.task, self.stage.config.prepare, config.dist, parts.precision, self.rank)
         precision = self.strategy.precision
         lockstep = self.strategy.lockstep_forward
-        self.evaluator = Evaluator(self.task, self.rank, precision, lockstep, lambda: self.stop_signals.signal)
+        gallery = build_gallery(config)
+        self.evaluator = Evaluator(self.task, self.rank, precision, gallery, lockstep, lambda: self.stop_signals.signal)
         self.average = build_average(config.optim, self.task, config.best.metric)
         self.monitor.unit = self.task.unit
 
@@ -213,8 +215,6 @@ class Trainer:
                     due = self.triggers.due(before, after)
                     if due.log:
                         self.log(step)
-                    if due.pictures:
-                        self.log_pictures(step)
                     is_best = False
                     if due.validate:  # every process, each its share
                         is_best = self.validate()
@@ -234,9 +234,7 @@ class Trainer:
             return self.finish()
 
     def begin_step(self, step: Step, before: Position) -> None:
-        """Enter the next stage if it is due, and set the learning rates. Before the first step, try the pictures."""
-        if self.step is None and self.triggers.intervals["pictures"]:
-            self.log_pictures(step, sanity_check=True)
+        """Enter the next stage if it is due, and set the learning rates."""
         self.step = step
         if self.stage.changes:
             self.stage.enter_if_due(self)
@@ -269,16 +267,10 @@ class Trainer:
             step, name = self.monitor.meter.bad_here
             raise bad_loss(step, self.stream, self.saver, self.rank, name)
 
-    def log_pictures(self, step: Step, *, sanity_check: bool = False) -> None:
-        """Log pictures of the last training batch, with the current output; a sanity check only draws them."""
-        if self.task.draws_pictures and (self.rank.is_main or self.strategy.lockstep_forward):
-            pictures = self.evaluator.pictures(step.batches[-1], self.config.progress.max_samples_train)
-            self.monitor.pictures("train", self.at, [] if sanity_check else pictures)
-
     def validate(self) -> bool:
         """Evaluate on the validation data. Returns whether the result is the best so far."""
         self.check_losses()
-        result = self.run_evaluation("val", self.val, self.config.progress.max_samples_val)
+        result = self.run_evaluation("val", self.val)
         if result is None:
             return False
         self.progress.values = result.values
@@ -294,16 +286,16 @@ class Trainer:
         return is_best
 
     def evaluate(self) -> None:
-        """Evaluate on the evaluation data, and write numbers and pictures to the run's eval folder."""
-        result = self.run_evaluation("eval", self.evaluation, self.config.progress.max_samples_eval)
+        """Evaluate on the evaluation data, and write the results to the run's eval folder."""
+        result = self.run_evaluation("eval", self.evaluation)
         if result is None:
             return
         self.monitor.evaluation("eval", self.at, result)
         if self.rank.is_main:
             with warn_on_oserror("the evaluation's folder"):  # its numbers are in metrics.jsonl too
-                write_evaluation(self.paths.eval / f"epoch_{self.at.epoch:06d}", result, step=self.at.step)
+                self.evaluator.write(self.paths.eval / f"epoch_{self.at.epoch:06d}", result, step=self.at.step)
 
-    def run_evaluation(self, split: str, sets: Sequence[EvaluationLoader], pictures: int) -> SplitResult | None:
+    def run_evaluation(self, split: str, sets: Sequence[EvaluationLoader]) -> SplitResult | None:
         """Evaluate the averaged weights, the weights themselves, or both. None without data, or after a signal."""
         if not sets:
             return None
@@ -312,12 +304,13 @@ class Trainer:
         all_sets: dict[str, SetResult] = {}
         try:
             for prefix, weights in self.average.versions(self.task):
-                limit = 0 if prefix else pictures
                 with weights:
                     share_buffers(self.task, self.rank)  # every process
-                    measured = self.evaluator.run(sets, max_pictures=limit, fixed=split == "val").sets
+                    measured = self.evaluator.run(sets, fixed=split == "val").sets
                 all_sets |= {f"{prefix}{name}".removesuffix("."): entry for name, entry in measured.items()}
             result = SplitResult(all_sets)
+            if self.evaluator.gallery:
+                self.evaluator.gallery.show(self, split, result)
         except EvaluationInterrupted as interrupted:
             self.progress.stop(signal=interrupted.number)
             self.progress.pending.add(split)

@@ -11,9 +11,7 @@ from typing_extensions import Self
 
 from common.evaluation.loss import LossFactory
 from common.evaluation.metric import Metric, MetricFactory
-from common.monitor.labelled import draw_labelled
-from common.monitor.pictures import Picture
-from common.task import Task
+from common.task import Picture, Task
 
 
 class Digits:
@@ -129,4 +127,4 @@ class Classification(Task):
     def pictures(self, output: dict[str, Any], batch: dict[str, Any], limit: int) -> list[Picture]:
         images = batch["image"][:limit].permute(0, 2, 3, 1).cpu().numpy()
         names = map(str, output["prediction"][:limit].tolist())
-        return [draw_labelled(image, name, ok=None) for image, name in zip(images, names, strict=True)]
+        return [Picture(image, name) for image, name in zip(images, names, strict=True)]

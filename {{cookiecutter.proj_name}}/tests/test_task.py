@@ -24,7 +24,6 @@ from tests.samples import Classification, Digits
 
 HERE = "tests.test_task"
 PLAIN = ["--model", "{type: tests.small.Plain}"]
-QUIET = ["--progress.iter_save_progress", "0", "--progress.max_samples_val", "0"]
 
 
 def log(folder: Path) -> str:
@@ -125,11 +124,11 @@ TURNS = [*of("Turns"), "--model", f"{{type: {HERE}.Pair}}", "--metric", "{$REPLA
 
 def test_updates_train_their_own_parts(runs: Runs) -> None:
     """One optimizer: what an update does not train gets no decay and no moments from it."""
-    folder = runs.train(*TURNS, "--progress.max_steps", "1", "--progress.log_every", "1", *QUIET)
+    folder = runs.train(*TURNS, "--progress.max_steps", "1", "--progress.log_every", "1")
     first = load(folder)
     names = first["optimizer"]["param_groups"][0]["param_names"]
     assert {names[number] for number in first["optimizer"]["state"]} == {"first.weight", "first.bias"}
-    folder = runs.train(*TURNS, "--progress.max_steps", "2", "--progress.log_every", "1", *QUIET, name="two")
+    folder = runs.train(*TURNS, "--progress.max_steps", "2", "--progress.log_every", "1", name="two")
     state = load(folder)["optimizer"]["state"]
     assert {names[number]: int(each["step"]) for number, each in state.items()} == {
         "first.weight": 2, "first.bias": 2, "second.weight": 1, "second.bias": 1
@@ -139,8 +138,7 @@ def test_updates_train_their_own_parts(runs: Runs) -> None:
 
 
 def test_updates_are_resumed(runs: Runs) -> None:
-    given = [*TURNS, *QUIET]
-    same_after_cut(runs, "warm-up", *given)
+    same_after_cut(runs, "warm-up", *TURNS)
 
 
 BF16 = ["--precision.mode", "bf16"]
@@ -152,7 +150,7 @@ BF16 = ["--precision.mode", "bf16"]
 )
 def test_updates_on_two_processes(runs: Runs, more: list[str]) -> None:
     """Each with an exchange of its own, of what it trains: no unused parameters to look for."""
-    given = [*TURNS, *QUIET, "--optim.accumulate", "2", *more]
+    given = [*TURNS, "--optim.accumulate", "2", *more]
     alone = runs.train(*given, "--batch_size", "16", name="alone")
     several(runs, 2, runs.words(*given, "--batch_size", "8", name="two"))
     if more != BF16:
@@ -207,7 +205,6 @@ class Showing(Task):
         assert not self.training and not torch.is_grad_enabled()
         show.scalars({"norm": next(self.model.parameters()).norm(), "drawn": torch.rand(())})
         show.text("poem", f"at step {self.at.step}\nnothing rhymes")
-        show.image("noise", torch.rand(8, 8).numpy())
 
 
 class Silent(Showing):
@@ -233,7 +230,6 @@ def test_a_task_shows_what_it_wants(runs: Runs) -> None:
     assert re.search(r"loss \S+ \(\S+\)  entropy \S+ \(\S+\)", log(folder))
     board = EventAccumulator(str(folder / "event")).Reload().Tags()
     assert {"task/norm", "Train/entropy"} <= set(board["scalars"])
-    assert "task/noise" in board["images"]
     assert "task/poem/text_summary" in board["tensors"]
     for event in ("train", "val"):
         assert metrics(folder, event)[-1]["values"]["entropy"] > 0

@@ -218,16 +218,6 @@ def test_debug_and_the_shipped_configs(runs: Runs) -> None:
     assert train.main(["--config", "configs/debug.yaml", "--dir.runs_dir", str(runs.root)]) == 0
 
 
-def test_pictures_on_disk(runs: Runs) -> None:
-    """With local_progress, under progress/{train,val}; max_samples_val of them."""
-    folder = runs.train(
-        "--progress.local_progress", "true", "--progress.iter_save_progress", "5",
-        "--progress.max_samples_val", "3", "--progress.max_samples_train", "2",
-    )  # fmt: skip
-    assert len(list((folder / "progress" / "val").rglob("*.png"))) == 2 * 3
-    assert len(list((folder / "progress" / "train").rglob("*.png"))) == 2 * 2
-
-
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_saves_and_the_run_goes_on_exactly(
     runs: Runs, number: signal.Signals, code: int, monkeypatch: pytest.MonkeyPatch

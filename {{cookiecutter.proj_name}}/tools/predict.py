@@ -18,6 +18,7 @@ from tqdm import tqdm
 from common.base.context import error_context
 from common.base.errors import UserError
 from common.base.files import atomic_file, output_file, unused_path
+from common.base.parts import required
 from common.base.text import plain
 from common.config.arguments import fit_arguments
 from common.config.problem import shown_path
@@ -26,7 +27,7 @@ from common.data.keyed import find_collate
 from common.data.loader import EvaluationLoader
 from common.data.sections import OWN, apply_transforms
 from common.monitor.log import logger, setup_log
-from common.monitor.pictures import Picture, save_png
+from common.monitor.result import Picture
 from common.run.paths import RunPaths
 from cli.trained import load_trained
 from library.data.files_below import FilesBelow
@@ -247,6 +248,7 @@ def main(argv: list[str]) -> int:
     is_true: dict[str, Any] = {"nargs": "?", "const": True, "default": False, "type": lambda word: word == "true"}
     parser.add_argument("--pictures", **is_true, metavar="true", help="draw a picture for each file")
     options, settings = parser.parse_known_args(argv)  # all others are settings, as of evaluate.py
+    drawing: Any = required("pictures", "draw", "--pictures") if options.pictures else None
     predictor = Predictor(options.model_pt, *settings)
     files = find_files(options.input, predictor.trained.section()[1])
     folder = options.out or unused_path(RunPaths.of_checkpoint(predictor.trained.path).root / "predict")
@@ -260,7 +262,7 @@ def main(argv: list[str]) -> int:
                 file.write(rows_as_text(batch.rows))
                 for number, (row, picture) in enumerate(zip(batch.rows, batch.pictures, strict=False), done):
                     stem = os.fsencode(Path(row["file"]).stem)[:150].decode(errors="ignore")  # a name has 255 bytes
-                    save_png(folder / "pictures" / f"{number:06}_{stem}.png", picture.image)
+                    drawing.save_png(folder / "pictures" / f"{number:06}_{stem}.png", drawing.draw(picture))
                 skipped, done = skipped + batch.unreadable, done + len(batch.rows)
                 if len(files) <= _PRINTED:
                     print(*map(brief, batch.rows), sep="\n")

@@ -24,7 +24,7 @@ def kill(trainer: Trainer) -> None:
 
 def mark_waits(trainer: Trainer) -> None:
     """Write into the file of waits when the loop enters and leaves what may wait."""
-    for name in ("log", "log_pictures", "validate", "evaluate", "save", "finish"):
+    for name in ("log", "validate", "evaluate", "save", "finish"):
         setattr(trainer, name, _marked(getattr(trainer, name), name))
 
 

@@ -19,7 +19,7 @@ def test_a_gradient_that_is_not_finite(accelerator: Accelerator) -> None:
 
 
 def test_memory_that_runs_out_in_training(accelerator: Accelerator) -> None:
-    small = ("--dataset.val.eval_batch_size", "8", "--dataset.eval", "null", "--progress.iter_save_progress", "-1")
+    small = ("--dataset.val.eval_batch_size", "8", "--dataset.eval", "null", "--pictures.every", "-1")
     text = accelerator.bad("--model.width", "64", *small, EMU_MEMORY="2000000")
     assert "EMU out of memory" in text and "training step 1" in text
     assert "in training, a smaller batch_size (raise optim.accumulate)" in text

@@ -353,8 +353,8 @@ def full_for_a_while(trainer: Trainer) -> None:
 def test_nothing_is_lost_while_the_disk_is_full(runs: Runs) -> None:
     """Pictures and evaluations' folders are left out with a word; log, numbers and checkpoints come when they can."""
     small = [
-        "--progress.epoch", "4", "--monitor.writers", "[tensorboard]", "--progress.local_progress", "true",
-        "--progress.iter_save_progress", "2", "--progress.epoch_eval", "1", "--checkpoint.failures", "100",
+        "--progress.epoch", "4", "--monitor.writers", "[tensorboard]", "--pictures.files", "true",
+        "--pictures.every", "2", "--progress.epoch_eval", "1", "--checkpoint.failures", "100",
     ]  # fmt: skip
     uncut = runs.train(*small, name="uncut")
     plugin = ["--plugins", "[engine.checkpoint.test_checkpoint:full_for_a_while]"]

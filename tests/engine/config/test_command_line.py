@@ -32,10 +32,9 @@ def test_the_log_begins_with_what_happens_when(runs: Runs) -> None:
     log = (folder / "train.log").read_text()
     assert f"  rank 0 of 1 on cpu, seed 42, run folder {folder}\n" in log
     assert f"model ConvModel {MODEL_REGISTRY.where('ConvModel')}\n" in log
-    table = log.partition("5 steps per epoch; intervals:\n")[2].splitlines()[:6]
+    table = log.partition("5 steps per epoch; intervals:\n")[2].splitlines()[:5]
     assert [line.strip() for line in table] == [
         "log line, scalars  every 2 steps",
-        "training pictures  every 100 steps",
         "validation         every 0.5 epochs",
         "evaluation         never",
         "latest.pt          every epoch",

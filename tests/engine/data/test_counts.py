@@ -8,7 +8,6 @@ import pytest
 import torch
 from torch import nn
 
-from common.evaluation.gallery import Gallery
 from tests.conftest import Runs, load, metrics, same
 from tests.ranks import several
 from custom.datasets.digits_dataset import DigitsDataset
@@ -38,8 +37,6 @@ class Encoded(DigitsDataset):
 
 
 class PairsTask(ClassificationTask):
-    gallery = Gallery  # the first samples
-
     def output(self, batch: Any) -> Any:
         if isinstance(batch, tuple):
             return {"logits": self.model(torch.stack(batch[0]))}
@@ -48,6 +45,9 @@ class PairsTask(ClassificationTask):
     def losses(self, output: Any, batch: Any) -> Any:
         labels = torch.stack([each["label"] for each in batch[1]]) if isinstance(batch, tuple) else batch["label"]
         return {"loss": nn.functional.cross_entropy(output["logits"], labels)}
+
+    def sample_errors(self, output: Any, batch: Any) -> Any:
+        return None
 
     def pictures(self, output: Any, batch: Any, limit: int) -> Any:
         return []

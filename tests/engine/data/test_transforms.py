@@ -13,7 +13,6 @@ from common.data.loader import EvaluationLoader, LoaderConfig
 from common.data.sections import build_dataset
 from common.data.view import original
 from common.distributed import Rank
-from common.evaluation.gallery import Gallery
 from tests.conftest import ErrorOf, Runs
 from tests.data.test_transforms import DATA, build
 from custom.datasets.digits_dataset import DigitsDataset
@@ -63,7 +62,8 @@ def test_mistakes_in_the_config_are_reported_together(error_of: ErrorOf) -> None
 class FirstSamples(ClassificationTask):
     """Draws the same samples whatever the model predicts."""
 
-    gallery = Gallery
+    def sample_errors(self, output: Any, batch: Any) -> Any:
+        return None
 
 
 def test_pictures_show_the_colours_of_before(runs: Runs, evaluated: Any) -> None:
@@ -80,7 +80,7 @@ def test_pictures_show_the_colours_of_before(runs: Runs, evaluated: Any) -> None
     for name, transforms in (("plain", "[]"), ("normal", f"[{GREY}]")):
         sections = "".join(f"{split}: {{transforms: {transforms}}}, " for split in ("train", "val", "eval"))
         folder = runs.train(
-            "--dataset", f"{{{sections}}}", "--progress.local_progress", "true", "--progress.iter_save_progress", "3",
+            "--dataset", f"{{{sections}}}", "--pictures.files", "true", "--pictures.every", "3",
             "--progress.epoch", "1", "--task.type", f"{__name__}.FirstSamples", name=name,
         )  # fmt: skip
         evaluated(folder / "checkpoints" / "latest.pt")

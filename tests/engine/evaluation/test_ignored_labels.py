@@ -52,7 +52,7 @@ def test_ignored_labels_change_nothing(runs: Runs, mark: int, ignore: int) -> No
     words += ["--dataset.val", f"{{$REPLACE: true, all: {{{section}, mark: {mark}}}, half: {{{section}}}}}"]
     words += ["--loss", f"{{$REPLACE: true, CrossEntropyLoss: {{ignore_index: {ignore}}}}}"]
     words += ["--metric", "{$REPLACE: true, Accuracy: {}, ConfusionMatrix: {}}", "--best.metric", "all.Accuracy"]
-    words += ["--progress.local_progress", "true", "--progress.epoch", "1", "--debug.max_samples", "0"]
+    words += ["--pictures.files", "true", "--progress.epoch", "1", "--debug.max_samples", "0"]
     folder = runs.train(*words)
     values = metrics(folder, "val")[-1]["values"]
     for name in ("loss", "Accuracy", "ConfusionMatrix.macro_f1"):
@@ -70,7 +70,7 @@ def test_soft_labels(runs: Runs) -> None:
     words += [
         "--best.metric",
         "soft.Accuracy",
-        "--progress.local_progress",
+        "--pictures.files",
         "true",
         "--progress.epoch",
         "1",

@@ -15,7 +15,7 @@ OTHER = [
     "--task", f"{{type: {HERE}.OtherTask}}",
     "--loss", "{$REPLACE: true, ce: {type: torch.nn.CrossEntropyLoss, "
     "inputs: {input: output.logits, target: batch.labels}}}",
-    "--progress.iter_save_progress", "0", "--progress.max_samples_val", "0", "--progress.epoch", "1",
+    "--pictures.number", "0", "--progress.epoch", "1",
 ]  # fmt: skip
 
 

@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
@@ -83,8 +83,6 @@ class Lingering(Writer):
     def __init__(self, run: WriterRun) -> None: ...
 
     def scalars(self, event: str, step: int, values: Mapping[str, float]) -> None: ...
-
-    def images(self, step: int, tag: str, images: Sequence[Any]) -> None: ...
 
     def text(self, step: int, tag: str, text: str) -> None: ...
 

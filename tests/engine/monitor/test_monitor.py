@@ -21,7 +21,6 @@ from common.monitor.clock import Timing
 from common.monitor.line import evaluation_line, learning_rates, train_line
 from common.monitor.log import setup_log
 from common.monitor.meter import Reading
-from common.monitor.pictures import Picture
 from common.monitor.result import SetResult, SplitResult
 from common.progress import Position
 from common.run.folder import OpenRun, open_run
@@ -153,12 +152,9 @@ def short_run(project: Path, *, resume_step: int | None = None, last: int = 3, r
     logger.remove()
     logger.add(lines.append, format="{message}")
     optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.5)
-    picture = Picture("", np.zeros((8, 8, 3), np.uint8))
     with closing(open_digits(project, resume=resume_step is not None)) as run:
         opened = run if rank is None else None
-        monitor = Monitor(
-            MonitorConfig(bar="off"), rank or Rank(), opened, resume_step=resume_step, local_pictures=True, values={}
-        )
+        monitor = Monitor(MonitorConfig(bar="off"), rank or Rank(), opened, resume_step=resume_step, values={})
         begin = resume_step or 0
         with monitor.training(Position(step=begin), total_steps=9, epochs=3):
             for step in range(begin + 1, last + 1):
@@ -167,15 +163,14 @@ def short_run(project: Path, *, resume_step: int | None = None, last: int = 3, r
                 monitor.meter.add(step, losses(1.0 / step, ce=1.0 / step), 4)
                 monitor.step_done(at, 4)
                 monitor.train(at, optimizer, torch.tensor(2.0), {})
-        monitor.evaluation("val", at, SplitResult({"": SetResult({"loss": 0.5}, 7, [picture, picture])}), best=True)
-        monitor.pictures("train", at, [Picture("7", picture.image)] * 2)
+        monitor.evaluation("val", at, SplitResult({"": SetResult({"loss": 0.5}, 7)}), best=True)
         monitor.saving(at, "0" * 64, best=False, numbered=False)
         monitor.end("finished", at, "3 epochs")
     return lines
 
 
 def test_three_steps_leave_their_marks(tmp_path):
-    """Lines, metrics, TensorBoard, pictures and the end of a run."""
+    """Lines, metrics, TensorBoard and the end of a run."""
     lines = short_run(tmp_path)
     root = tmp_path / "experiments/digits"
     assert lines[2].startswith("epoch 1/3 step 3/9 | loss 0.33333 (0.61111) | lr 5.00e-01 | grad 2.00000 | ")
@@ -190,10 +185,6 @@ def test_three_steps_leave_their_marks(tmp_path):
         "lr": 0.5,
     }
     assert [point.step for point in events(root).Scalars("Train/loss")] == [1, 2, 3]
-    assert len(events(root).Images("view/val")) == 1
-    pictures = sorted(str(path.relative_to(root / "progress")) for path in root.rglob("*.png"))
-    name = "epoch000001_step000003.png"
-    assert pictures == [f"train/7/{name}", f"train/7_01/{name}", f"val/00/{name}", f"val/01/{name}"]
     status = read_status(RunPaths(root))
     assert status is not None
     assert (status["state"], status["step"], status["reason"]) == ("finished", 3, "3 epochs")

@@ -123,7 +123,7 @@ def test_flush_brings_tensorboard_to_the_disk(tmp_path):
     """What was measured before a checkpoint can be read while the run continues."""
     writer = Recorder(tmp_path / "m", WriterRun(tmp_path, id="a"), BOARD)
     writer.scalars("val", 5, {"loss": 0.25})
-    writer.write("images", 5, "val/00", [np.full((4, 6, 3), (255, 0, 10), np.uint8)])
+    writer.write("image", 5, "val/00", np.full((4, 6, 3), (255, 0, 10), np.uint8))
     writer.flush()
     read = events(tmp_path)
     (image,) = read.Images("val/00")
@@ -184,6 +184,6 @@ def test_closing_is_final_and_harmless(tmp_path):
         writer.close()
         writer.record("end")
         writer.scalars("train", 1, {"loss": 1.0})
-        writer.write("images", 1, "a", [np.zeros((2, 2, 3), np.uint8)])
+        writer.write("image", 1, "a", np.zeros((2, 2, 3), np.uint8))
     assert [entry["event"] for entry in lines_of(tmp_path / "metrics.jsonl")] == ["run"]
     assert [file.name for file in tmp_path.iterdir()] == ["metrics.jsonl"]

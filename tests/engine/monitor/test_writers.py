@@ -28,7 +28,7 @@ def test_what_tensorboard_shows(runs: Runs) -> None:
     """Groups of curves, pictures in one of their own that comes last, and texts."""
     folder = runs.train(
         "--monitor.writers", "[tensorboard]", "--progress.max_steps", "6",
-        "--progress.epoch_eval", "1", "--progress.iter_save_progress", "4", "--optim.groups", "[{match: head.*}]",
+        "--progress.epoch_eval", "1", "--pictures.every", "4", "--optim.groups", "[{match: head.*}]",
         "--metric.ConfusionMatrix", "{}", "--metric.MeanAveragePrecision", "{}",
     )  # fmt: skip
     board = EventAccumulator(str(folder / "event")).Reload()
@@ -42,7 +42,7 @@ def test_what_tensorboard_shows(runs: Runs) -> None:
     best = max(board.Scalars("best/loss"), key=lambda each: each.step)
     assert best.value == min(each.value for each in board.Scalars("Val/loss"))
     left = folder / "eval" / "epoch_000001"
-    assert {"00.png", "09.png"} <= {path.name for path in left.iterdir()}
+    assert {"00.png", "07.png"} <= {path.name for path in left.iterdir()}
 
 
 def test_a_resume_continues_the_curves(runs: Runs) -> None:

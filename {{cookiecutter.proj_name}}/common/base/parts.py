@@ -19,6 +19,7 @@ KEYS = {
     "dist.strategy": "fsdp",
     "optim.bad_steps": "bad_steps",
     "optim.ema": "ema",
+    "pictures": "pictures",
     "prepare.fsdp": "fsdp",
     "profile": "profile",
     "speed": "speed",

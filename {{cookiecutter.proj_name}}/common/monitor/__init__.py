@@ -1,7 +1,7 @@
-"""Progress reports of a run: log lines, numbers, pictures. Only the main process writes them."""
+"""Progress reports of a run: log lines and numbers. Only the main process writes them."""
 
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import field
 from typing import Annotated, Any, Literal
@@ -20,7 +20,6 @@ from common.distributed import Rank, max_over_ranks, sum_over_ranks
 from common.monitor.clock import Clock, Timing, peak_memory
 from common.monitor.line import current_epoch, evaluation_line, position, train_line
 from common.monitor.meter import Meter
-from common.monitor.pictures import Picture, progress_path, save_png
 from common.monitor.result import SplitResult
 from common.monitor.writer import NullRecorder, Recorder, WriterRun, drop_duplicate_loss
 from common.optim.groups import learning_rates
@@ -44,18 +43,17 @@ class MonitorConfig:
     writers: Annotated[
         list[str | dict[str, Any]],
         RegisteredList(WRITER_REGISTRY),
-        Field(description="where curves and pictures go, names or {type: ...} with settings; see docs/monitor.md"),
+        Field(description="where curves go, names or {type: ...} with settings; see docs/monitor.md"),
     ] = field(default_factory=lambda: ["tensorboard"])
     bar: Annotated[Literal["auto", "on", "off"], Field(description="progress bar; auto: on a terminal")] = "auto"
 
 
 class Monitor:
-    """Writes lines to the log, numbers and pictures to files; holds the meter and the clock.
+    """Writes lines to the log, numbers to files; holds the meter and the clock.
 
     Args:
         run: the open run folder, in the main process; None in the others, which then write nothing.
         resume_step: optimizer steps of the checkpoint that this run continues from; later entries are removed.
-        local_pictures: write pictures as PNG files too.
         values: the whole config as plain values, for the writers.
 
     Attributes:
@@ -74,7 +72,6 @@ class Monitor:
         run: OpenRun | None,
         *,
         resume_step: int | None = None,
-        local_pictures: bool = False,
         values: Mapping[str, Any],
     ) -> None:
         self.meter = Meter(config.smooth, None if rank.is_single_process else lambda table: sum_over_ranks(table, rank))
@@ -93,7 +90,6 @@ class Monitor:
         self._recording = threading.Lock()  # another thread records the failure of another process
         self._has_ended = False
         self._folder = None if run is None else run.folder
-        self._saves_pictures = local_pictures
         # tqdm's `disable`: None shows the bar on a terminal only.
         hides = {"auto": None, "on": False, "off": True}[config.bar]
         self._hides_bar = True if run is None else hides
@@ -174,7 +170,7 @@ class Monitor:
         self.reset_timer()
 
     def evaluation(self, split: str, at: Position, result: SplitResult, key: str = "", *, best: bool = False) -> None:
-        """Write a line for each set of the `split` data, the scalars of all sets, and pictures.
+        """Write a line for each set of the `split` data, and the scalars of all sets.
 
         Args:
             key: the value that decides about the best checkpoint.
@@ -185,8 +181,6 @@ class Monitor:
             values = drop_duplicate_loss(measured.values)
             line = evaluation_line(label(split, name), where, values, measured.samples, best=decides)
             _log.bind(best=decides).info("{}", line)
-            prefix = f"{split}/{name}" if name else split
-            self.pictures(prefix, at, measured.pictures)
         if split == "val":
             self._show_on_bar(f"val {key}", result.values.get(key))
         about = {"step": at.step, "epoch": current_epoch(at), "samples": result.samples}
@@ -199,25 +193,6 @@ class Monitor:
         if value is not None:
             self._bar_values[name] = number(value).strip()
             self.bar.set_postfix(self._bar_values, refresh=False)
-
-    def pictures(self, split: str, at: Position, pictures: Sequence[Picture]) -> None:
-        """Write pictures of the `split` (or split/set) data. An index replaces missing, extends repeated names.
-
-        Writers show them together. Their group, "view", comes after those of the curves.
-        """
-        if pictures:
-            self.recorder.write("images", at.step, f"view/{split}", [picture.image for picture in pictures])
-        if self._folder is None or not self._saves_pictures:
-            return
-        taken: set[str] = set()
-        for index, picture in enumerate(pictures):
-            name = picture.name or f"{index:02}"
-            if name in taken:
-                name = f"{name}_{index:02}"
-            taken.add(name)
-            path = progress_path(self._folder.progress, split, name, current_epoch(at), at.step)
-            with warn_on_oserror("a picture"):
-                save_png(path, picture.image)
 
     def saving(self, at: Position, weights: str, *, best: bool, numbered: bool) -> None:
         """Record a checkpoint before it is written, from any thread. `weights`: the digest of what it holds."""

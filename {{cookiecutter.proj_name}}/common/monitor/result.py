@@ -2,7 +2,23 @@
 
 from dataclasses import dataclass, field
 
-from common.monitor.pictures import Picture
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A picture of a sample, as a task gives it.
+
+    Attributes:
+        image: (H, W) or (H, W, 1, 3 or 4), floats from 0 to 1 or integers to 255.
+        text: one or more lines, to be shown below it.
+        ok: whether the prediction is right; None: unknown.
+    """
+
+    image: ArrayLike
+    text: str = ""
+    ok: bool | None = None
 
 
 @dataclass(frozen=True)
@@ -12,12 +28,12 @@ class SetResult:
     Attributes:
         values: `loss` (the weighted sum), each metric, and each further loss by name; the same on every process.
         samples: samples seen, over all processes.
-        pictures: of the samples that the task's gallery chooses; in the main process only.
+        pictures: (H, W, 3) each, of the samples that were chosen; in the main process only.
     """
 
     values: dict[str, float]
     samples: int
-    pictures: list[Picture] = field(default_factory=list)
+    pictures: list[NDArray[np.uint8]] = field(default_factory=list)
 
 
 @dataclass(frozen=True)

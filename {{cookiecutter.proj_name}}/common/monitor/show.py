@@ -6,7 +6,7 @@ from loguru import logger
 from numpy.typing import ArrayLike
 from torch import Tensor
 
-from common.monitor.pictures import to_rgb
+from common.base.parts import required
 from common.monitor.writer import NullRecorder, Recorder
 
 
@@ -29,4 +29,5 @@ class Show:
 
     def image(self, name: str, image: ArrayLike) -> None:
         """Show a picture (H, W), (H, W, 1) or (H, W, 3), floats from 0 to 1 or integers to 255, in the writers."""
-        self._recorder.write("images", self._step, f"task/{name}", [to_rgb(image)])
+        pixels = required("pictures", "draw", "Show.image").to_rgb(image)
+        self._recorder.write("image", self._step, f"task/{name}", pixels)

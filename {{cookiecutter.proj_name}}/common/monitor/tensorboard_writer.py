@@ -1,7 +1,7 @@
 """TensorBoard's files."""
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from textwrap import indent
 from typing import Any
 
@@ -9,7 +9,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from common.config.registry import WRITER_REGISTRY
-from common.monitor.pictures import mosaic
 from common.monitor.writer import Writer, WriterRun
 
 # TensorBoard opens its first two groups only, and sorts capitals before small letters.
@@ -41,8 +40,8 @@ class TensorBoardWriter(Writer):
             self.board._get_file_writer().add_summary(self.summary(value=self.points), self.step, self.measured)
             self.points = []
 
-    def images(self, step: int, tag: str, images: Sequence[NDArray[np.uint8]]) -> None:
-        self.board.add_image(tag, mosaic(images), step, dataformats="HWC")
+    def image(self, step: int, tag: str, image: NDArray[np.uint8]) -> None:
+        self.board.add_image(tag, image, step, dataformats="HWC")
 
     def text(self, step: int, tag: str, text: str) -> None:
         self.board.add_text(tag, indent(text, "    "), step)  # in Markdown: shown as it is

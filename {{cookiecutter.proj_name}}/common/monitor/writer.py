@@ -55,16 +55,15 @@ class Writer(ABC):
         """Numbers by name at optimizer step `step`. `event`: their group, such as train, val, eval, lr or speed."""
 
     @abstractmethod
-    def images(self, step: int, tag: str, images: Sequence[NDArray[np.uint8]]) -> None:
-        """Pictures (H, W, 3), RGB, that belong together. `tag` is a name with slashes, as in view/val."""
-
-    @abstractmethod
     def text(self, step: int, tag: str, text: str) -> None:
         """Write a text, to be shown as it is: lines and spaces have a meaning."""
 
     @abstractmethod
     def close(self, state: str) -> None:
         """Write everything and close. `state`: finished, stopped or failed; running if the run was cut off."""
+
+    def image(self, step: int, tag: str, image: NDArray[np.uint8]) -> None:  # noqa: B027 - optional
+        """Show a picture (H, W, 3), RGB. `tag` is a name with slashes, as in view/val."""
 
     def flush(self) -> None:  # noqa: B027 - optional
         """Bring everything written so far to its place; called before each checkpoint."""

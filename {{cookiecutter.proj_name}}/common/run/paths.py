@@ -37,7 +37,6 @@ class RunPaths:
     """The paths of one run. Creating it does not touch the disk, and gives the same paths on every process.
 
     Attributes:
-        progress: pictures, when `progress.local_progress` is on.
         config_file: the complete configuration, for `--config`.
         record_file: `{"name": ..., "attempts": [...]}`, one entry per start or resume, see `record.describe_start`.
         job_file: repeats the run: `sh job.sh`.
@@ -51,7 +50,6 @@ class RunPaths:
         self.root = root
         self.name = root.name
         self.checkpoints = root / "checkpoints"
-        self.progress = root / "progress"
         self.eval = root / "eval"
         self.config_file = root / "config.yaml"
         self.record_file = root / "run.json"

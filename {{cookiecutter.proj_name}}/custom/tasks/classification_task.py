@@ -1,20 +1,17 @@
 """Image classification: connects model, losses, metrics and pictures."""
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from common.config.registry import TASK_REGISTRY
 from common.data.view import original
-from common.evaluation.gallery import Gallery, SampleScore, WorstFirst
 from common.evaluation.labels import class_numbers
 from common.evaluation.loss import LossFactory
 from common.evaluation.metric import MetricFactory
-from common.monitor.labelled import draw_labelled
-from common.monitor.pictures import Picture
-from common.task import Task
+from common.task import Picture, Task
 
 _LONGEST_NAME = 24  # characters of a sample's name below its picture
 
@@ -30,8 +27,6 @@ class ClassificationTask(Task):
         top: number of classes that `describe` lists for each image, the most likely ones.
     """
 
-    gallery: ClassVar[type[Gallery]] = WorstFirst
-
     def __init__(self, model: nn.Module, loss: LossFactory, metric: MetricFactory, top: int = 5) -> None:
         super().__init__(model, loss, metric)
         self.top = top
@@ -46,12 +41,12 @@ class ClassificationTask(Task):
         probability, prediction = probabilities.max(dim=1)
         return {**output, "probabilities": probabilities, "prediction": prediction, "probability": probability}
 
-    def sample_errors(self, output: dict[str, Tensor], batch: dict[str, Any]) -> list[SampleScore]:
-        """Score the samples: wrong if the prediction is not the label; the cross entropy; grouped by label."""
+    def sample_errors(self, output: dict[str, Tensor], batch: dict[str, Any]) -> list[tuple[bool, float, int]]:
+        """Whether the prediction is not the label, the cross entropy, and the label: the worst of each are shown."""
         labels = class_numbers(batch["label"], output["logits"])
         losses = cross_entropy(output["logits"].float(), labels, reduction="none", ignore_index=-1)
         wrong = (output["prediction"] != labels) & (labels >= 0)
-        return list(map(SampleScore, wrong.tolist(), losses.tolist(), labels.tolist()))
+        return list(zip(wrong.tolist(), losses.tolist(), labels.tolist(), strict=True))
 
     def describe(self, output: dict[str, Tensor], batch: dict[str, Tensor]) -> list[dict[str, Any]]:
         """Return `prediction`, its `class` name, its `probability` and the `top` classes of every image."""
@@ -72,9 +67,9 @@ class ClassificationTask(Task):
         return self.class_name(number) if self.class_name(number).isascii() else str(number)
 
     def pictures(self, output: dict[str, Any], batch: dict[str, Any], limit: int) -> list[Picture]:
-        """Draw images with their label, the prediction if it differs, its probability, and the name of the sample.
+        """Return images with their label, the prediction if it differs, its probability, and the name of the sample.
 
-        The frame is green if the prediction is right, red if it is wrong. Without labels, the prediction is shown."""
+        Without labels, the prediction is shown."""
         images = original(batch)[:limit].permute(0, 2, 3, 1).cpu().numpy()
         predictions = output["prediction"][:limit].tolist()
         known = batch if isinstance(batch, Mapping) else {"label": batch["label"]}
@@ -89,5 +84,5 @@ class ClassificationTask(Task):
             if name:
                 text += f"\n{name if len(name) <= _LONGEST_NAME else '...' + name[3 - _LONGEST_NAME :]}"
             ok = label == prediction if "label" in known and label >= 0 else None
-            pictures.append(draw_labelled(image, text, ok=ok))
+            pictures.append(Picture(image, text, ok))
         return pictures

@@ -7,9 +7,7 @@ from torch import Tensor
 from torch.nn.functional import l1_loss, logsigmoid, max_pool2d
 
 from common.evaluation.loss import Losses
-from common.monitor.labelled import draw_labelled
-from common.monitor.pictures import Picture
-from common.task import Task
+from common.task import Picture, Task
 from examples.boxes.model import STRIDE
 
 
@@ -70,7 +68,7 @@ class DetectionTask(Task):
                 pixels[0, [y0, y1], x0 : x1 + 1] = 1.0
                 pixels[0, y0 : y1 + 1, [x0, x1]] = 1.0
             text = " ".join(str(int(number)) for number in sure[:, 5])
-            drawn.append(draw_labelled(pixels.permute(1, 2, 0).numpy(), text))
+            drawn.append(Picture(pixels.permute(1, 2, 0).numpy(), text))
         return drawn
 
 

@@ -6,9 +6,7 @@ from torch.nn.functional import softplus
 
 from common.evaluation.loss import Losses
 from common.evaluation.metric import GatheredMetric, Results
-from common.monitor.labelled import draw_labelled
-from common.monitor.pictures import Picture
-from common.task import Task
+from common.task import Picture, Task
 from examples.gan.model import ConditionalGan
 
 
@@ -47,7 +45,7 @@ class GanTask(Task):
     def pictures(self, output: dict[str, Tensor], batch: dict[str, Tensor], limit: int) -> list[Picture]:
         """Generated images, with the class asked for."""
         rows = zip(output["image"][:limit, 0].cpu().float(), batch["label"].tolist(), strict=False)
-        return [draw_labelled(image.numpy(), str(label)) for image, label in rows]
+        return [Picture(image.numpy(), str(label)) for image, label in rows]
 
 
 class NearestReal(GatheredMetric):

@@ -7,9 +7,7 @@ from torch import Tensor
 from typing_extensions import Self
 
 from common.evaluation.metric import Metric
-from common.monitor.labelled import draw_labelled
-from common.monitor.pictures import Picture
-from common.task import Task
+from common.task import Picture, Task
 from examples.segmentation.data import CLASSES, IGNORED
 
 COLOURS = torch.tensor([[0.1, 0.1, 0.1], [0.9, 0.3, 0.2], [0.2, 0.7, 0.3], [0.2, 0.4, 0.9], [1.0, 1.0, 1.0]])
@@ -41,7 +39,7 @@ class SegmentationTask(Task):
         colours = COLOURS[masks.clamp(max=len(CLASSES))]  # (limit, 2, H, W, 3)
         images = batch["image"][:limit, 0, :, :, None].cpu().float().expand_as(colours[:, 0])
         rows = torch.cat([images, colours[:, 0], colours[:, 1]], dim=2)
-        return [draw_labelled(row.numpy(), "image, mask, prediction") for row in rows]
+        return [Picture(row.numpy(), "image, mask, prediction") for row in rows]
 
 
 class MeanIoU(Metric):

@@ -1,14 +1,13 @@
 """Curves, pictures and texts in MLflow: a database on the disk, or a server."""
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import numpy as np
 from numpy.typing import NDArray
 
 from common.base.nested import flat
 from common.config.registry import WRITER_REGISTRY
-from common.monitor.pictures import mosaic
 from common.monitor.writer import Writer, WriterRun
 
 _STATUS = {"finished": "FINISHED", "stopped": "KILLED", "failed": "FAILED"}
@@ -63,8 +62,8 @@ class MlflowWriter(Writer):
         if new := [point for point in points if step > self.known.get(point.key, -1)]:
             self.client.log_batch(self.id, metrics=new)
 
-    def images(self, step: int, tag: str, images: Sequence[NDArray[np.uint8]]) -> None:
-        self.client.log_image(self.id, mosaic(images), key=tag, step=step)
+    def image(self, step: int, tag: str, image: NDArray[np.uint8]) -> None:
+        self.client.log_image(self.id, image, key=tag, step=step)
 
     def text(self, step: int, tag: str, text: str) -> None:
         self.client.log_text(self.id, text, f"{tag}.txt")

@@ -1,7 +1,7 @@
 """Curves, pictures, and texts in Weights & Biases."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from html import escape
 from typing import Literal
 
@@ -56,8 +56,8 @@ class WandbWriter(Writer):
     def scalars(self, event: str, step: int, values: Mapping[str, float]) -> None:
         self.run.log({f"{event}/{name}": value for name, value in values.items()}, step=step)
 
-    def images(self, step: int, tag: str, images: Sequence[NDArray[np.uint8]]) -> None:
-        self.run.log({tag: [self.wandb.Image(image) for image in images]}, step=step)
+    def image(self, step: int, tag: str, image: NDArray[np.uint8]) -> None:
+        self.run.log({tag: self.wandb.Image(image)}, step=step)
 
     def text(self, step: int, tag: str, text: str) -> None:
         self.run.log({tag: self.wandb.Html(f"<pre>{escape(text)}</pre>")}, step=step)

@@ -9,13 +9,12 @@ import torch
 from loguru import logger
 from torch import Tensor
 
-from common.base.nested import map_tensors
+from common.base.nested import map_tensors, rows
 from common.base.text import label
 from common.config.names import join_names
 from common.data.loader import EvaluationLoader
 from common.data.reading import image_range
 from common.distributed.seed import set_seed
-from common.evaluation.gallery import rows
 from common.evaluation.loss import Losses
 from common.monitor.meter import to_floats
 from common.task import Task

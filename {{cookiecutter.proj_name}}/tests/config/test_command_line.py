@@ -37,12 +37,12 @@ def test_forms_of_values_on_the_command_line(runs: Runs) -> None:
     """With a space or `=`, lists with commas, switches, any way to write a number."""
     folder = runs.train(
         "--optim.lr=1.5E-3", "--optim.weight_decay", "+1e-2", "--optim.lr_scheduler.lr_steps", "1,2",
-        "--progress.local_progress", "--optim.lr_scheduler.args={}", "--progress.epoch", "1",
+        "--progress.train_metric", "--optim.lr_scheduler.args={}", "--progress.epoch", "1",
     )  # fmt: skip
     values = yaml.safe_load((folder / "config.yaml").read_text())
     assert (values["optim"]["lr"], values["optim"]["weight_decay"]) == (0.0015, 0.01)
     assert values["optim"]["lr_scheduler"]["lr_steps"] == [1, 2]
-    assert values["progress"]["local_progress"] is True
+    assert values["progress"]["train_metric"] is True
     assert metrics(folder, "train")[-1]["values"]["lr"] == 0.0015
 
 

@@ -11,16 +11,12 @@ from loguru import logger
 from PIL import Image
 
 from common.base.errors import UserError
-from common.monitor.labelled import draw_labelled
-from common.monitor.pictures import Picture
 from library.data.files_below import FilesBelow
 from library.data.image_files_dataset import ImageFiles
 from library.data.image_folder_dataset import ImageFolderDataset
 from library.data.sample_transform import ToFloat
-from tests.conftest import Runs
 from tests.data.test_transforms import DATA, build
 from custom.datasets.digits_dataset import DigitsDataset
-from custom.tasks import classification_task
 
 
 def images(folder: Path, classes: dict[str, int]) -> Path:
@@ -153,39 +149,3 @@ def test_digits_are_bright_on_dark_whatever_the_paper(tmp_path: Path) -> None:
         Image.fromarray(each).save(tmp_path / name)
     for sample in (found := DigitsDataset.from_files([tmp_path / "dark.png", tmp_path / "light.png"]))[0], found[1]:
         assert torch.allclose(sample["image"], data[0]["image"], atol=0.01)
-
-
-def photos(root: Path) -> None:
-    """Three classes of images, sorted by class on the disk."""
-    for label in ("cat", "dog", "a horse with a very long name"):
-        (root / label).mkdir(parents=True)
-        for number in range(8):
-            pixels = np.random.default_rng(number).integers(0, 256, (9, 9, 3), dtype=np.uint8)
-            Image.fromarray(pixels).save(root / label / f"{number}.png")
-
-
-def test_pictures_of_a_run_on_photos(runs: Runs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """From folders to files: validation shows every class and the same images each time, with name and class."""
-    photos(tmp_path / "photos")
-    texts: list[str] = []
-
-    def noted(image: Any, text: str, ok: bool) -> Picture:
-        texts.append(text)
-        return draw_labelled(image, text, ok)
-
-    monkeypatch.setattr(classification_task, "draw_labelled", noted)
-    section = f"{{type: ImageFolderDataset, folder: '{tmp_path / 'photos'}', size: [8, 8]}}"
-    data = [f"--dataset.{split}" for split in ("train", "val", "eval")]
-    runs.train(
-        *(word for key in data for word in (key, section)),
-        "--task", "{type: ClassificationTask}", "--model.in_channels", "3", "--model.classes", "3",
-        "--progress.local_progress", "true", "--progress.iter_save_progress", "0", "--progress.epoch_eval", "-1",
-        "--debug.max_samples", "0", "--batch_size", "4", "--monitor.writers", "[]",
-    )  # fmt: skip
-    validations = [text.splitlines() for text in texts if "\n" in text][-10:]
-    names = [name for _, name in validations]
-    assert names[:5] == names[5:]
-    assert names[:5] == ["... very long name/0.png", "cat/0.png", "dog/0.png", "... very long name/1.png", "cat/1.png"]
-    for text, name in validations:
-        assert text.startswith(("cat", "dog")) == name.startswith(("cat", "dog"))
-        assert text.endswith("%)")

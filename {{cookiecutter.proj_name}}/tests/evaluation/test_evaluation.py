@@ -187,11 +187,11 @@ def named(tmp_path: Path) -> str:
 def test_named_sets_from_the_config_to_the_files(
     runs: Runs, named: str, evaluated: Callable[..., dict[str, Any]], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Training, choosing the best by one of them, lines, numbers and pictures, evaluate.py, a resume."""
+    """Training, choosing the best by one of them, lines, numbers, evaluate.py, a resume."""
     folder = runs.train(
         "--config", named, "--progress.epoch_eval", "1", "--progress.init_eval", "true",
         "--optim.lr_scheduler", "{type: plateau, mode: max, patience: 1}", "--early_stop.patience", "5",
-        "--monitor.writers", "[tensorboard]", "--progress.local_progress", "true",
+        "--monitor.writers", "[tensorboard]",
     )  # fmt: skip
     log = (folder / "train.log").read_text()
     for name in ("val.clean", "val.shifted", "eval.clean", "eval.shifted"):
@@ -204,10 +204,7 @@ def test_named_sets_from_the_config_to_the_files(
     state = load(folder, "best")
     best = max(metrics(folder, "val"), key=lambda each: each["values"]["clean.Accuracy"])
     assert state["best"]["best"][:2] == [best["values"]["clean.Accuracy"], best["step"]]
-    left = folder / "eval" / "epoch_000002"
-    assert {path.name for path in left.iterdir()} == {"metrics.json", "clean", "shifted"}
-    assert len(list((left / "shifted").glob("*.png"))) == 10
-    assert len(list((folder / "progress" / "val" / "clean").rglob("*.png"))) == 2 * 5
+    assert (folder / "eval" / "epoch_000002" / "metrics.json").exists()
     assert {"Val/clean.loss", "Val/shifted.Accuracy", "eval/clean.Accuracy"} <= tags(folder)
     # evaluate.py, from the run's own config: a table each, the same numbers (shift draws by the sample).
     capsys.readouterr()

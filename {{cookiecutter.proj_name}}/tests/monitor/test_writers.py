@@ -1,9 +1,6 @@
-"""`monitor.writers`: where curves and pictures go."""
+"""`monitor.writers`: where curves go."""
 
-from collections.abc import Mapping, Sequence
-
-import numpy as np
-from numpy.typing import NDArray
+from collections.abc import Mapping
 
 from common.monitor.writer import Writer, WriterRun
 from tests.conftest import Runs
@@ -22,9 +19,6 @@ class Diary(Writer):
 
     def scalars(self, event: str, step: int, values: Mapping[str, float]) -> None:
         self.file.write(f"{event} {step} {' '.join(values)}\n")
-
-    def images(self, step: int, tag: str, images: Sequence[NDArray[np.uint8]]) -> None:
-        self.file.write(f"{tag} {step} {len(images)}\n")
 
     def text(self, step: int, tag: str, text: str) -> None:
         self.file.write(f"{tag} {step} {text.count('30,762') + text.count('width: 4') + text.count('train.py')}\n")
@@ -54,7 +48,7 @@ def test_a_class_of_the_users(runs: Runs) -> None:
     runs.train("--monitor.writers", writers, "--progress.max_steps", "8", "--resume", "auto")
     diary = (folder / "diary.txt").read_text()
     assert diary.startswith("dear run 4 None\nrun/config 0 1\nrun/environment 0 1\nrun/model 0 ")
-    for line in ("train 2 loss grad_norm", "lr 2 lr", "val 4 loss Accuracy", "view/val 4 5", "finisheddear run 4 6"):
+    for line in ("train 2 loss grad_norm", "lr 2 lr", "val 4 loss Accuracy", "finisheddear run 4 6"):
         assert f"\n{line}\n" in f"\n{diary}".replace("finisheddear", "\nfinisheddear")
     assert diary.endswith("finished")
 

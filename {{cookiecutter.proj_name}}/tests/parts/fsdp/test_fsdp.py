@@ -19,8 +19,7 @@ BLOCKS = ["--prepare.fsdp.blocks", "[layers.*]"]
 
 # Everything that has a state of its own or looks at all weights at once, at each of a few steps.
 BUSY = [
-    "--optim.clip_gradients", "0.05", "--progress.iter_save_progress", "1",
-    "--progress.epoch_eval", "1", "--debug.debug_mode", "true",
+    "--optim.clip_gradients", "0.05", "--progress.epoch_eval", "1", "--debug.debug_mode", "true",
 ]  # fmt: skip
 PLAIN = ["--model", "{type: tests.small.Plain}"]
 

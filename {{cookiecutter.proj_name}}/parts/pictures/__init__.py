@@ -1,0 +1,1 @@
+"""Pictures of predictions, in TensorBoard and as files: docs/parts/pictures.md."""

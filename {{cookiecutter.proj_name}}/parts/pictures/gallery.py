@@ -1,0 +1,143 @@
+"""Which samples of a set are drawn, the first ones or the worst of the whole set, and where their pictures go."""
+
+import math
+from collections import Counter
+from collections.abc import Hashable, Iterable, Sequence
+from itertools import chain
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from common.base.files import warn_on_oserror
+from common.base.nested import map_tensors, rows
+from common.distributed import Rank, gather_to_main
+from common.monitor.result import SplitResult
+from common.task import Task
+from common.trainer import Trainer
+from parts.pictures.config import PicturesConfig
+from parts.pictures.draw import Pixels, draw, mosaic, save_png
+
+
+def build(config: Any) -> "Gallery | None":
+    """Fill the seat `gallery` of a run with this config; None if no pictures are wanted."""
+    return Gallery(config.pictures) if config.pictures.number else None
+
+
+class Gallery:
+    """Draws samples of each pass over a set, and shows and saves the pictures."""
+
+    def __init__(self, config: PicturesConfig) -> None:
+        self.config = config
+
+    def begin(self, task: Task, rank: Rank, *, fixed: bool = False) -> "Selection":
+        """Begin a pass over a set, or over a part of it that `rank` has."""
+        return Selection(task, rank, self.config.number, fixed=fixed)
+
+    def show(self, trainer: Trainer, split: str, result: SplitResult) -> None:
+        """Show the pictures of an evaluation."""
+        for name, measured in result.sets.items():
+            self.write(trainer, f"{split}/{name}" if name else split, measured.pictures)
+
+    def write(self, trainer: Trainer, split: str, pictures: Sequence[Pixels]) -> None:
+        """Show pictures of the `split` (or split/set) data together, and if wanted, in a file.
+
+        The group of the writers, "view", comes after the curves.
+        """
+        if not pictures or not trainer.rank.is_main:
+            return
+        together = mosaic(pictures)
+        step = trainer.at.step
+        trainer.monitor.recorder.write("image", step, f"view/{split}", together)
+        if self.config.files:
+            with warn_on_oserror("a picture"):
+                save_png(trainer.paths.root / "progress" / split / f"step_{step:08}.png", together)
+
+    def save(self, folder: Path, result: SplitResult) -> None:
+        """Write the pictures of an evaluation into its folder; named sets get a folder each."""
+        for name, measured in result.sets.items():
+            for number, picture in enumerate(measured.pictures):
+                save_png(folder / name / f"{number:02}.png", picture)
+
+
+class _Candidate(NamedTuple):
+    """A sample that may be shown.
+
+    Attributes:
+        wrong, loss, group: as the task says, see `Task.sample_errors`.
+        number: in the dataset.
+        row: in its batch.
+        sample: its part of output and batch, or its pictures; None while it is only a row.
+    """
+
+    wrong: bool
+    loss: float
+    group: Hashable
+    number: int
+    row: int
+    sample: Any = None
+
+
+class Selection:
+    """Collects the pictures of one pass over a set.
+
+    If the task has `sample_errors`: wrong samples first, each group in turn, the highest loss first; the same ones on
+    any number of processes. If `fixed`, each group in turn in the order of the dataset, so that progress is seen. No
+    more samples are kept than are shown: one that is left out cannot be among the first ones later, since others of its
+    group only push it back. Otherwise: the first samples of the main process.
+
+    Args:
+        limit: the most pictures.
+    """
+
+    def __init__(self, task: Task, rank: Rank, limit: int, *, fixed: bool = False) -> None:
+        self.task = task
+        self.rank = rank
+        self.limit = limit
+        self.fixed = fixed
+        self.kept: list[_Candidate] = []
+        self.first: list[Pixels] = []
+
+    def add(self, output: Any, batch: Any, indices: Sequence[int] | None = None) -> None:
+        """Consider a batch after `post_process`. `indices`: of its samples in the dataset; None: unknown."""
+        errors = self.task.sample_errors(output, batch)
+        if errors is None:
+            if self.rank.is_main and len(self.first) < self.limit:
+                self.first += map(draw, self.task.pictures(output, batch, self.limit - len(self.first)))
+            return
+        size = len(errors)
+        numbers = range(size) if indices is None else indices
+        news: list[_Candidate] = []
+        for error, number in zip(errors, numbers, strict=True):
+            news.append(_Candidate(*error, number, len(news)))
+        self.kept = self._first([*self.kept, *news])
+        for position, item in enumerate(self.kept):
+            if not item.sample:  # a copy of its row, as a batch of one on the CPU
+                one = rows((output, batch), slice(item.row, item.row + 1), size)
+                sample = map_tensors(one, lambda tensor: tensor.detach().to("cpu", copy=True))
+                self.kept[position] = item._replace(sample=sample)
+
+    def _first(self, candidates: Iterable[_Candidate]) -> list[_Candidate]:
+        """Return the first `limit` candidates in the order of showing."""
+        turns: Counter[Hashable] = Counter()
+        ordered: list[tuple[bool, int, int, _Candidate]] = []
+        for item in sorted(candidates, key=lambda item: (0 if self.fixed else -_number(item.loss), item.number)):
+            wrong = item.wrong and not self.fixed
+            turns[wrong, item.group] += 1
+            ordered.append((not wrong, turns[wrong, item.group], len(ordered), item))
+        return [item for *_, item in sorted(ordered)[: self.limit]]
+
+    def finish(self) -> list[Pixels]:
+        """Return the drawn pictures, on the main process. Every process of `rank` must call this."""
+        drawn: list[_Candidate] = []
+        for item in self.kept:
+            output, batch = item.sample
+            drawn.append(item._replace(sample=list(map(draw, self.task.pictures(output, batch, 1)))))
+        everything = chain.from_iterable(gather_to_main(drawn, self.rank))
+        pictures = list(self.first)
+        for item in self._first(everything):
+            pictures += item.sample
+        return pictures
+
+
+def _number(loss: float) -> float:
+    """NaN has no place in an order; it is the worst of all."""
+    return math.inf if math.isnan(loss) else loss
