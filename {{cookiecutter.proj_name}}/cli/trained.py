@@ -97,7 +97,8 @@ def load_task(config: Config, path: Path, state: Mapping[str, Any], rank: Rank) 
     about = state["about"]
     seed = choose_seed(config.dist, rank, drawn=about["seed"])
     precision = build_precision(config.precision, rank.device)
-    task = build_task(config, seed, first_weights=False)
+    # Frozen tensors that the checkpoint leaves out come from where the run took them.
+    task = build_task(config, seed, rank, first_weights=bool(state.get("frozen")))
     precision.cast(task).to(rank.device)
     load_state(task, state, path)
     task.at = TaskPosition(state["position"]["step"], state["position"]["epoch"], *about["lengths"])

@@ -48,7 +48,7 @@ def build_parts(
     """
     stream = build_stream(config, rank, seed)
     parts = Parts(
-        task=build_task(config, seed, first_weights=first_weights),
+        task=build_task(config, seed, rank, first_weights=first_weights),
         precision=build_precision(config.precision, rank.device),
         stream=stream,
         stage_streams=build_stage_streams(config, rank, seed, stream),
@@ -64,12 +64,18 @@ def build_parts(
     return parts
 
 
-def build_task(config: RunConfig, seed: int, *, first_weights: bool = True) -> Task:
+def build_task(
+    config: RunConfig,
+    seed: int,
+    rank: Rank,
+    *,
+    first_weights: bool = True,
+) -> Task:
     """Build the task with its model, losses and metrics; with `first_weights`, initialize the weights for training."""
     set_seed(seed)
     model: nn.Module = MODEL_REGISTRY.build(config.model)
     if first_weights:
-        init_weights(model, config.init_from, PROJECT)
+        init_weights(model, config.init_from, PROJECT, rank)
     task: Task = TASK_REGISTRY.build(
         config.task,
         model=model,

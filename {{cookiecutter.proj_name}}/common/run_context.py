@@ -128,8 +128,10 @@ class RunContext:
 
     @property
     def needs_first_weights(self) -> bool:
-        """Whether the weights that `init_from` names matter: there is no checkpoint."""
-        return self.checkpoint is None
+        """Whether the weights that `init_from` names matter: no checkpoint has them all."""
+        if self.checkpoint is None or not self.config.checkpoint.frozen:
+            return True
+        return bool(self.checkpoint.state.get("frozen"))
 
     def open(self) -> None:
         """Open the run's folder, log and monitor. Moves an earlier run of this name away."""

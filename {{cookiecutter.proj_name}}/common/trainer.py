@@ -121,6 +121,7 @@ class Trainer:
             rank=self.rank,
             fingerprint=fingerprint(self.rank, self.stream, run.seed, self.strategy.about, records),
             about={"config": run.values, "seed": run.seed, "lengths": [self.total_steps, steps_per_epoch]},
+            keep_frozen=config.checkpoint.frozen,
         )
         self.begin_stage()
         set_seed(mix(run.seed, self.rank.rank))  # from here on, each rank draws different random numbers (dropout)

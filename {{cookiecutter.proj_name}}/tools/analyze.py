@@ -51,7 +51,7 @@ class ProfiledTask:
         batch = stream.sample_batch(full=True)
         stream.close()
         self.precision, self.device, self.size = build_precision(config.precision, rank.device), rank.device, size
-        self.task = build_task(config, seed, first_weights=False)
+        self.task = build_task(config, seed, rank, first_weights=False)
         # Compiled kernels cannot be assigned to modules.
         eager = replace(first.prepare, compile=replace(first.prepare.compile, enabled=False))
         prepare(self.task, eager, dist, self.precision, rank)

@@ -28,7 +28,8 @@ def main(argv: list[str]) -> int:
     state = read_checkpoint(options.file)
     if options.weights is not None:
         export(averaged_state_dict(state["model"], state["ema"]), options.weights)
-        print(f"wrote {options.weights}")
+        without = f" without {len(state['frozen'])} frozen tensors, which are not in the file"
+        print(f"wrote {options.weights}{without if state.get('frozen') else ''}")
     elif options.config:
         print(dump(state["about"]["config"]), end="")
     else:
@@ -50,6 +51,7 @@ def summary(path: Path, state: Mapping[str, Any]) -> str:
     facts.pop("data", None)  # checksums of the samples that were read
     line = f"  {{:<{max(map(len, weights))}}}  {{:<8}} {{}}"
     tensors = [item for item in weights.values() if isinstance(item, Tensor)]
+    frozen = list(state.get("frozen", ()))
     lines = [
         f"{path}: format {state['format']}, {path.stat().st_size:,} bytes, all checksums right",
         f"step {at['step']}, epoch {at['epoch']}, sample {at['sample']} of {at['epoch_size']}",
@@ -57,6 +59,7 @@ def summary(path: Path, state: Mapping[str, Any]) -> str:
         f"run {config['name']}, model {config['model']['type']} (--config shows all)",
         *(line.format(name, *_described(item)) for name, item in weights.items()),
         f"  {sum(tensor.numel() for tensor in tensors):,} numbers",
+        *([f"{len(frozen)} frozen tensors are not in it: {join_names(frozen)}"] if frozen else []),
     ]
     return "\n".join(lines)
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from common.base.errors import UserError
 import train
 from tests.conftest import Runs, load, metrics, same
 from tests.ranks import several
@@ -91,10 +92,13 @@ def test_a_run_that_was_moved_continues_where_it_is(runs: Runs, tmp_path: Path) 
 
 
 def test_a_resume_does_not_need_the_first_weights(runs: Runs, tmp_path: Path) -> None:
-    """The checkpoint has them all."""
+    """The checkpoint has them all; if it leaves some out, their file is read."""
     best = runs.train("--progress.epoch", "1", name="source") / "checkpoints" / "best.pt"
     weights = Path(shutil.copy(best, tmp_path / "weights.pt"))
     words = ["--init_from.path", str(weights), "--prepare.freeze", "['features.*']"]
     folder = runs.train(*words, "--progress.epoch", "1")
+    left_out = runs.train(*words, "--progress.epoch", "1", "--checkpoint.frozen", "false", name="less")
     weights.unlink()
     runs.train(*words, "--resume", str(folder))
+    with pytest.raises(UserError, match=r"there is no checkpoint .*weights.pt"):
+        runs.train(*words, "--resume", str(left_out), "--checkpoint.frozen", "false", name="less")

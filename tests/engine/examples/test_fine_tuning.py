@@ -76,7 +76,7 @@ def test_two_processes_train_what_one_does(runs: Runs) -> None:
 
 @pytest.mark.slow
 def test_adapters_are_trained_saved_and_merged(runs: Runs, base: Any, evaluated: Any, tmp_path: Path) -> None:
-    """The base is learnt and then left as it is; the merged model does the same."""
+    """The base is learnt and then left as it is; files hold the adapters alone; the merged model does the same."""
     weights = base()
     assert metrics(runs.root / "base", "val")[-1]["values"]["loss"] < 1.5
     still = ("--progress.epoch", "1", "--optim.lr", "1e-12", *TINY[-2:])
@@ -85,8 +85,9 @@ def test_adapters_are_trained_saved_and_merged(runs: Runs, base: Any, evaluated:
     first, last = (metrics(run, "val")[-1]["values"]["loss"] for run in (before, folder))
     assert first > 1.57 and last < 1.50
     state = load(folder, "best")
-    assert any(".lora_" in name for name in state["model"])
-    file = folder / "checkpoints" / "best.pt"
+    assert state["model"] and all(".lora_" in name for name in state["model"])
+    file, whole = folder / "checkpoints" / "best.pt", runs.root / "base" / "checkpoints" / "best.pt"
+    assert file.stat().st_size < 0.1 * whole.stat().st_size
     assert evaluated(file, "--split", "val")["values"]["loss"] == pytest.approx(last, abs=1e-5)
     assert merge.main(["--model_pt", str(folder), "--out", str(tmp_path / "merged")]) == 0
     texts = Texts(tmp_path, "val", 64, praise=True)

@@ -13,6 +13,7 @@ from common.base.errors import UserError
 from common.base.nested import map_leaves
 from common.checkpoint.checksum import state_checksum
 from common.checkpoint.file import FORMAT
+from common.checkpoint.frozen import Frozen, check_frozen
 from common.checkpoint.layout import Layout, fit_buffers
 from common.checkpoint.saver import whole
 from common.checkpoint.weights import averaged_state_dict, load_weights
@@ -38,16 +39,20 @@ def load_task(
 ) -> None:
     """Load the task's tensors in a checkpoint: those of its `model` and all others. Every process must call this.
 
+    Frozen tensors that the checkpoint leaves out must be those of their source in `task`.
+
     Args:
         average: load averages, where the checkpoint has them and uses them.
         empty: see `fit_buffers`.
 
     Raises:
-        UserError: the weights are another model's.
+        UserError: the weights are another model's, or a frozen tensor has changed.
     """
     weights = {**state["model"], **state["task"]}
+    left_out = state["frozen"]
     fit_buffers(task, weights, empty)
-    load_weights(task, averaged_state_dict(weights, state["ema"] if average else {}), str(source))
+    load_weights(task, averaged_state_dict(weights, state["ema"] if average else {}), str(source), left_out)
+    check_frozen(task, left_out, str(source))
 
 
 @dataclass
@@ -60,6 +65,7 @@ class RunState:
         parts: everything else that is saved, by name.
         fingerprint: see `common.checkpoint.fingerprint`.
         about: plain values (the config) stored in a checkpoint.
+        keep_frozen: save tensors that training never changes, too.
         user_parts: parts that plugins registered.
     """
 
@@ -68,9 +74,11 @@ class RunState:
     rank: Rank
     fingerprint: Mapping[str, Any]
     about: Mapping[str, Any]
+    keep_frozen: bool = True
     user_parts: dict[str, Stateful] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        self._frozen = Frozen(self.task, kept=self.keep_frozen)
         self.layout = Layout(self.task)
         self._warned = False
         self._draws_alike = self.about["config"]["dist"].get("reduction") == "fixed"
@@ -93,6 +101,7 @@ class RunState:
         self.layout.check()
         mine = random_state(self.rank.device)
         tensors = self.task.state_dict()
+        frozen = self._frozen.to_leave_out()
         model = {name: tensors.pop(name) for name in self.task.get_submodule("model").state_dict()}
         parts = {name: part.state_dict() for name, part in self.parts.items()}
         user = {name: part.state_dict() for name, part in self.user_parts.items()}
@@ -101,8 +110,9 @@ class RunState:
             "position": at._asdict(),
             "values": dict(values),
             "owed": sorted(pending),
-            "model": model,
-            "task": tensors,
+            "model": {name: value for name, value in model.items() if name not in frozen},
+            "task": {name: value for name, value in tensors.items() if name not in frozen},
+            "frozen": frozen,
             **parts,
             "user": user,
             "ranks": self._state_of_ranks({**user, _DATA: parts.get(_DATA, {})}),

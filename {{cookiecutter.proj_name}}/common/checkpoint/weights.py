@@ -1,12 +1,15 @@
 """Loads weights from a checkpoint or any weights file into a model: all of them, or those that fit, with a report."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import field
 from fnmatch import fnmatchcase
+from http.client import HTTPException
 from pathlib import Path
 from typing import Annotated, Any
+from zlib import crc32
 
+import torch
 from loguru import logger
 from pydantic import Field
 from torch import Tensor, nn
@@ -18,13 +21,14 @@ from common.checkpoint.file import CheckpointError, check_format, is_checkpoint,
 from common.checkpoint.layout import EXTRA
 from common.config import section
 from common.config.names import join_names
+from common.distributed import Rank, main_first
 
 
 @section
 class InitConfig:
     """Weights that a new run starts from. Not a resume: everything else starts from its beginning."""
 
-    path: Annotated[str | None, Field(description="checkpoint, or file of weights; null: none")] = None
+    path: Annotated[str | None, Field(description="checkpoint, file of weights, or URL; null: none")] = None
     prefix: Annotated[
         str, Field(description='take only keys with this prefix, without it: "backbone.", "state_dict.module."')
     ] = ""
@@ -36,30 +40,34 @@ class InitConfig:
     strict: Annotated[bool, Field(description="keys that do not match are an error; false: load what fits")] = True
 
 
-def load_weights(model: nn.Module, weights: Mapping[str, Any], source: str) -> None:
-    """Load a state dict into the unwrapped model, every key or none.
+def load_weights(model: nn.Module, weights: Mapping[str, Any], source: str, left_out: Collection[str] = ()) -> None:
+    """Load a state dict into the unwrapped model, every key or none. Those in `left_out` stay as they are.
 
     Raises:
         UserError: keys are missing, left over, or of another shape; the message lists which.
     """
-    report = _misfits(model.state_dict(), weights)
-    if report:
+    expected = {name: value for name, value in model.state_dict().items() if name not in left_out}
+    if report := _misfits(expected, weights):
         kind = type(getattr(model, "model", model)).__name__
         lines = [f"{source} was made by a different model than {kind}:", *report]
         raise UserError("\n".join([*lines, "  Does model.* in the config describe the model that was trained?"]))
-    model.load_state_dict(weights)
+    model.load_state_dict(weights, strict=not left_out)
 
 
-def init_weights(model: nn.Module, config: InitConfig, project: Path) -> None:
+def init_weights(model: nn.Module, config: InitConfig, project: Path, rank: Rank) -> None:
     """Start `model` from the weights that `config` names, and log which were loaded and which were not.
 
+    Every process must call it. The main process downloads first.
+
     Raises:
-        CheckpointError: the file cannot be read, or holds no weights.
+        CheckpointError: the file cannot be downloaded or read, or holds no weights.
         UserError: with `strict`, something does not fit; in any case, when nothing fits.
     """
     if config.path is None:
         return
     path = Path(weights_path(config.path, project) or "")
+    if _is_address(config.path):
+        path = _download(config.path, rank)
     weights = _select(_read_weights(path), config)
     state = model.state_dict()
     wanted = {key: value for key, value in state.items() if not any(fnmatchcase(key, glob) for glob in config.exclude)}
@@ -77,10 +85,31 @@ def init_weights(model: nn.Module, config: InitConfig, project: Path) -> None:
 
 
 def weights_path(path: str | None, project: Path) -> str | None:
-    """`init_from.path`, absolute: a relative one starts at the project."""
-    if path is None:
-        return None
+    """`init_from.path`, absolute: a relative one starts at the project. None and web addresses are unchanged."""
+    if path is None or _is_address(path):
+        return path
     return str(project / without_tilde(path, "init_from.path"))
+
+
+def _is_address(path: str) -> bool:
+    return path.startswith(("http://", "https://"))
+
+
+def _download(address: str, rank: Rank) -> Path:
+    """Return the file of a web address in torch's cache; the main process downloads it first, if it is not there."""
+    name = (
+        f"{crc32(address.encode()):08x}-{address.partition('?')[0].rpartition('/')[2]}"  # of two addresses, two files
+    )
+    path = Path(torch.hub.get_dir(), "checkpoints", name)
+    with main_first(rank):
+        if not path.exists():
+            try:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                torch.hub.download_url_to_file(address, str(path), progress=False)
+            except (OSError, HTTPException) as error:
+                hint = "if you have the file, set path to it"
+                raise CheckpointError(f"init_from.path {address} cannot be downloaded: {error}; {hint}") from error
+    return path
 
 
 def _read_weights(path: Path) -> dict[str, Any]:

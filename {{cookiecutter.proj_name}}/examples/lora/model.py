@@ -1,4 +1,4 @@
-"""A model with adapters. What peft freezes is not trained."""
+"""A model with adapters. What peft freezes is not trained, and `checkpoint.frozen: false` keeps it out of the files."""
 
 from typing import Any
 

@@ -191,10 +191,16 @@ def resumed_is_uncut(runs: Runs, *words: str) -> Path:
 MODEL = "{{$REPLACE: true, type: tests.checkpoint.test_state.{}}}"
 
 
-@pytest.mark.parametrize("model", ["Extra", "Growing", "Tied"])
-def test_state_that_is_loaded(runs: Runs, capsys: pytest.CaptureFixture[str], model: str) -> None:
-    """Extra state that is no tensor, a buffer that grows, tied weights."""
-    cut = resumed_is_uncut(runs, "--model", MODEL.format(model))
+FROZEN = ["--checkpoint.frozen", "false"]
+
+
+@pytest.mark.parametrize(
+    ("model", "more"),
+    [("Extra", []), ("Extra", FROZEN), ("Growing", FROZEN), ("Tied", [])],
+)
+def test_state_that_is_loaded(runs: Runs, capsys: pytest.CaptureFixture[str], model: str, more: list[str]) -> None:
+    """Also with frozen tensors left out."""
+    cut = resumed_is_uncut(runs, "--model", MODEL.format(model), *more)
     state, shown = load(cut), capsys.readouterr().out
     if model == "Extra":
         assert state["model"]["_extra_state"]["calls"] >= 6
