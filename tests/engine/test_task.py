@@ -69,7 +69,7 @@ class Noisy(Plain):
         return super().forward(image + torch.randn_like(image))
 
 
-NOISY = ["--model", f"{{type: {HERE}.Noisy}}", "--pictures.number", "0"]
+NOISY = ["--model", f"{{type: {HERE}.Noisy}}"]
 
 
 def test_evaluation_does_not_change_training(runs: Runs) -> None:
