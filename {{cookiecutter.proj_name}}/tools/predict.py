@@ -222,8 +222,7 @@ def heading(file: str) -> dict[str, str]:
 
 def in_lines(names: Sequence[str]) -> str:
     """Return the names, one per line if there are several; the first hundred of very many."""
-    more = [f"... and {len(names) - _SHOWN} more"] if len(names) > _SHOWN else []
-    return names[0] if len(names) == 1 else "".join(f"\n  {name}" for name in (*names[:_SHOWN], *more))
+    return names[0] if len(names) == 1 else "".join(f"\n  {name}" for name in names[:_SHOWN])
 
 
 def rows_as_text(rows: list[dict[str, Any]]) -> bytes:
