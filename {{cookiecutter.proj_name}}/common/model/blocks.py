@@ -26,16 +26,22 @@ def recompute_in_backward(module: nn.Module) -> None:
         if not torch.is_grad_enabled():
             return forward(*args, **kwargs)
         # torch.compile leaves the update of statistics out of the recomputation by itself.
-        contexts: dict[str, Any] = {"context_fn": lambda: (nullcontext(), _keep_statistics(norms))}
-        options = {} if torch.compiler.is_compiling() else contexts
-        return checkpoint(functools.partial(forward, **kwargs), *args, use_reentrant=False, **options)
+        options: dict[str, Any] = {}
+        if not torch.compiler.is_compiling():
+            options["context_fn"] = lambda: (nullcontext(), _keep_statistics(norms))
+        call = functools.partial(forward, **kwargs)
+        return checkpoint(call, *args, use_reentrant=False, **options)
 
     setattr(module, "forward", recompute)  # noqa: B010 - to the type checker a method cannot be replaced
 
 
 def norms_with_statistics(model: nn.Module) -> list[_NormBase]:
     """Batch norms and the like that keep running statistics."""
-    return [module for module in model.modules() if isinstance(module, _NormBase) and module.running_mean is not None]
+    norms = []
+    for module in model.modules():
+        if isinstance(module, _NormBase) and module.running_mean is not None:
+            norms.append(module)
+    return norms
 
 
 @contextmanager
@@ -44,7 +50,8 @@ def _keep_statistics(norms: list[_NormBase]) -> Iterator[None]:
     before = [(norm, norm.momentum, norm.num_batches_tracked) for norm in norms]
     for norm, _, count in before:
         norm.momentum = 0.0  # weight of the new batch
-        norm.num_batches_tracked = None if count is None else count.clone()
+        if count is not None:
+            norm.num_batches_tracked = count.clone()
     try:
         with _disable_current_modes():  # a counter of operations would count them twice
             yield

@@ -37,16 +37,22 @@ def freeze(model: nn.Module, patterns: Sequence[str]) -> Callable[[], None]:
     trained = [parameter for name, parameter in named if name in frozen and parameter.requires_grad]
     for parameter in trained:
         parameter.requires_grad_(False)
-    norms = [
-        module
-        for name, module in model.named_modules()
-        if isinstance(module, _NormBase) and _is_frozen(name, module, names, frozen) and "train" not in vars(module)
-    ]
+    norms = []
+    for name, module in model.named_modules():
+        is_free = isinstance(module, _NormBase) and "train" not in vars(module)
+        if is_free and _is_frozen(name, module, names, frozen):
+            norms.append(module)
     for norm in norms:
         _keep_in_evaluation(norm)
     if chosen:
         text = "frozen: {} of {} parameters, {} norms in evaluation mode: {}"
-        logger.info(text, len(frozen), len(names), len(norms), join_names(chosen))
+        logger.info(
+            text,
+            len(frozen),
+            len(names),
+            len(norms),
+            join_names(chosen),
+        )
 
     def unfreeze() -> None:
         for parameter in trained:
@@ -92,7 +98,12 @@ def without_gradient(model: nn.Module, trained: Iterable[nn.Parameter]) -> list[
     return [name for name, parameter in model.named_parameters() if parameter in unused]
 
 
-def _is_frozen(name: str, norm: nn.Module, names: list[str], frozen: set[str]) -> bool:
+def _is_frozen(
+    name: str,
+    norm: nn.Module,
+    names: list[str],
+    frozen: set[str],
+) -> bool:
     """Return whether all parameters of `norm` are frozen; if it has none, whether all of its parent module are."""
     prefix = f"{name}."
     if not list(norm.parameters()):

@@ -17,7 +17,13 @@ from common.model.strategy import ModelHolder, Replicated, Strategy
 from common.optim.precision import Precision
 
 
-def prepare(task: ModelHolder, config: PrepareConfig, dist: DistConfig, precision: Precision, rank: Rank) -> Strategy:
+def prepare(
+    task: ModelHolder,
+    config: PrepareConfig,
+    dist: DistConfig,
+    precision: Precision,
+    rank: Rank,
+) -> Strategy:
     """Prepare a task with an initialized model for training: all steps, in order.
 
     Create the optimizer, the average and all else that holds parameters after this: a strategy may replace them.
@@ -39,10 +45,15 @@ def prepare(task: ModelHolder, config: PrepareConfig, dist: DistConfig, precisio
     if config.compile.enabled:
         # Gathering weights block by block cannot be compiled, so each block is compiled on its own.
         compiled = compiled or (is_sharded and blocks) or recomputed or {"": task.model}
-        options = config.compile
-        mode = {"mode": options.mode} if options.backend == "inductor" else {}  # torch refuses it for other backends
+        options = {
+            "backend": config.compile.backend,
+            "dynamic": config.compile.dynamic,
+            "fullgraph": config.compile.fullgraph,
+        }
+        if config.compile.backend == "inductor":  # torch refuses a mode for other backends
+            options["mode"] = config.compile.mode
         for module in compiled.values():  # with recomputation, which the compiler plans too
-            module.compile(backend=options.backend, dynamic=options.dynamic, fullgraph=options.fullgraph, **mode)
+            module.compile(**options)
         logger.info("compiled at the first step: {}", ", ".join(compiled) or type(task.model).__name__)
     strategy: Strategy
     if is_sharded:
@@ -61,7 +72,10 @@ def prepare(task: ModelHolder, config: PrepareConfig, dist: DistConfig, precisio
     return strategy
 
 
-def check_patterns(task: nn.Module, config: PrepareConfig) -> tuple[dict[str, nn.Module], ...]:
+Modules = dict[str, nn.Module]
+
+
+def check_patterns(task: nn.Module, config: PrepareConfig) -> tuple[Modules, ...]:
     """Return the modules to recompute, to compile and to gather, by name.
 
     Raises `UserError` for a pattern without a match.
@@ -74,14 +88,14 @@ def check_patterns(task: nn.Module, config: PrepareConfig) -> tuple[dict[str, nn
     )
 
 
-def _match_modules(task: nn.Module, patterns: Sequence[str], key: str) -> dict[str, nn.Module]:
+def _match_modules(task: nn.Module, patterns: Sequence[str], key: str) -> Modules:
     """Return the modules below a task's model that any of `patterns` matches, except those inside another match.
 
     Raises:
         UserError: a pattern matches nothing, or a list of modules, which is never called itself.
     """
     modules = {name: module for name, module in task.named_modules() if name}  # task and model have the name ""
-    chosen: dict[str, nn.Module] = {}
+    chosen: Modules = {}
     for name in match_names(patterns, list(modules), key):
         if any(name.startswith(f"{above}.") for above in chosen):
             continue

@@ -32,16 +32,20 @@ class ModelHolder(nn.Module):
     def named_modules(self, *args: Any, **options: Any) -> Iterator[tuple[str, nn.Module]]:
         """Like `nn.Module.named_modules`, without the `model.` prefix."""
         for name, module in super().named_modules(*args, **options):
-            yield "" if name == "model" else name.removeprefix("model."), module
+            if name == "model":
+                name = ""
+            yield name.removeprefix("model."), module
 
     def state_dict(self, *args: Any, **options: Any) -> dict[str, Any]:  # type: ignore[override]
         """Like `nn.Module.state_dict`, without the `model.` prefix."""
-        return {name.removeprefix("model."): value for name, value in super().state_dict(*args, **options).items()}
+        state = super().state_dict(*args, **options)
+        return {name.removeprefix("model."): value for name, value in state.items()}
 
-    def load_state_dict(self, state: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
+    def load_state_dict(self, state: Mapping[str, Any], *args: Any, **options: Any) -> Any:
         """Like `nn.Module.load_state_dict`, with the names of `state_dict`."""
         full = {name.removeprefix("model."): name for name in super().state_dict()}
-        return super().load_state_dict({full.get(name, name): value for name, value in state.items()}, strict, assign)
+        renamed = {full.get(name, name): value for name, value in state.items()}
+        return super().load_state_dict(renamed, *args, **options)
 
 
 class Strategy:
@@ -95,9 +99,12 @@ class Replicated(Strategy):
     def wrap(self, trained: Sequence[nn.Parameter]) -> nn.Module:
         config = self._config
         chosen = set(trained)
-        others = [name for name, parameter in self.task.named_parameters() if parameter not in chosen]
-        # DDP writes the name of a parameter of the task itself with a dot in front.
-        ignored = [*others, *(f".{name}" for name in others if "." not in name), *own_buffers(self.task)]
+        ignored = list(own_buffers(self.task))
+        for name, parameter in self.task.named_parameters():
+            if parameter not in chosen:
+                ignored.append(name)
+                if "." not in name:  # DDP writes a parameter of the task itself with a dot in front
+                    ignored.append(f".{name}")
         DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(self.task, ignored)
         wrapped = DistributedDataParallel(
             self.task,

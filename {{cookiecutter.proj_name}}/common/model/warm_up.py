@@ -1,6 +1,7 @@
 """A first step of DDP before training, with its result discarded. It also finds parameters without a gradient."""
 
 from collections.abc import Callable, Sequence
+from itertools import chain
 
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
@@ -13,7 +14,12 @@ from common.distributed.seed import random_state_unchanged
 from common.model.freeze import without_gradient
 
 
-def warm_up_ddp(model: nn.Module, trained: Sequence[nn.Parameter], loss: Callable[[], Tensor], rank: Rank) -> None:
+def warm_up_ddp(
+    model: nn.Module,
+    trained: Sequence[nn.Parameter],
+    loss: Callable[[], Tensor],
+    rank: Rank,
+) -> None:
     """Run one backward pass and discard its result: weights, buffers and random generators stay as they were.
 
     DDP reduces gradients in one order in its first backward and in another from the second on. A resumed run would
@@ -37,8 +43,10 @@ def warm_up_ddp(model: nn.Module, trained: Sequence[nn.Parameter], loss: Callabl
 
 def _refuse_unused(model: nn.Module, trained: Sequence[nn.Parameter], rank: Rank) -> None:
     unused = gather_objects(without_gradient(model, trained), rank)
-    names = list(dict.fromkeys(name for names_of_rank in unused for name in names_of_rank))
-    where = "" if all(rank_names == names for rank_names in unused) else ", on some of the ranks"
+    names = list(dict.fromkeys(chain.from_iterable(unused)))
+    where = ""
+    if any(names_of_rank != names for names_of_rank in unused):
+        where = ", on some of the ranks"
     if names:
         raise UserError(
             f"{len(names)} parameters get no gradient in a first step{where}, and DDP would wait for it: "

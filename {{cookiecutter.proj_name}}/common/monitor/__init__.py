@@ -4,6 +4,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import field
+from functools import partial
 from typing import Annotated, Any, Literal
 
 import torch
@@ -25,6 +26,7 @@ from common.monitor.writer import NullRecorder, Recorder, WriterRun, drop_duplic
 from common.optim.groups import learning_rates
 from common.progress import Position
 from common.run.folder import OpenRun
+from common.run.paths import RunPaths
 from common.run.record import environment_text
 from common.run.status import State, write_status
 
@@ -74,7 +76,10 @@ class Monitor:
         resume_step: int | None = None,
         values: Mapping[str, Any],
     ) -> None:
-        self.meter = Meter(config.smooth, None if rank.is_single_process else lambda table: sum_over_ranks(table, rank))
+        reduce = None
+        if not rank.is_single_process:
+            reduce = partial(sum_over_ranks, rank=rank)
+        self.meter = Meter(config.smooth, reduce)
         self.clock = Clock()
         self.batch_ready = self.clock.batch_ready
         self.reset_timer = self.clock.reset
@@ -89,27 +94,44 @@ class Monitor:
         self._totals: tuple[int | None, int | None] = (None, None)  # steps and epochs of the run, where known
         self._recording = threading.Lock()  # another thread records the failure of another process
         self._has_ended = False
-        self._folder = None if run is None else run.folder
-        # tqdm's `disable`: None shows the bar on a terminal only.
-        hides = {"auto": None, "on": False, "off": True}[config.bar]
-        self._hides_bar = True if run is None else hides
+        self._folder: RunPaths | None = None
+        self._hides_bar: bool | None = True
         self.bar: tqdm[Any] = tqdm(disable=True)
         self._bar_values: dict[str, str] = {}
         self.recorder: Recorder | NullRecorder = NullRecorder()
         if run is not None:
-            about = WriterRun(run.folder.root, run.folder.name, run.id, values, resume_step)
-            self.recorder = Recorder(run.folder.metrics_file, about, config.writers, attempt=run.attempt)
+            folder = run.folder
+            self._folder = folder
+            # tqdm's `disable`: None shows the bar on a terminal only.
+            self._hides_bar = {"auto": None, "on": False, "off": True}[config.bar]
+            about = WriterRun(folder.root, folder.name, run.id, values, resume_step)
+            self.recorder = Recorder(
+                folder.metrics_file,
+                about,
+                config.writers,
+                attempt=run.attempt,
+            )
             self.recorder.begin_with("run/config", dump(values))
             self.recorder.begin_with("run/environment", environment_text(run.record))
 
     @contextmanager
-    def training(self, at: Position, total_steps: int | None, epochs: int | None = None) -> Iterator[None]:
+    def training(
+        self,
+        at: Position,
+        total_steps: int | None,
+        epochs: int | None = None,
+    ) -> Iterator[None]:
         """Wraps the training loop: starts the clock, shows the progress bar. Unknown totals are None."""
         self._totals = total_steps, epochs
         self.start = self.step = at.step
         self._status("running", at.step)
         self.bar = tqdm(
-            total=total_steps, initial=at.step, unit="step", dynamic_ncols=True, leave=False, disable=self._hides_bar
+            total=total_steps,
+            initial=at.step,
+            unit="step",
+            dynamic_ncols=True,
+            leave=False,
+            disable=self._hides_bar,
         )
         self.clock.start()
         try:
@@ -142,16 +164,35 @@ class Monitor:
             skipped: steps that loss scaling skipped, and of how many, since the last log line.
         """
         losses = self.meter.read()
-        norm = {} if grad_norm is None else {"grad_norm": float(grad_norm)}
+        others = dict(metrics)
+        if grad_norm is not None:
+            others["grad_norm"] = float(grad_norm)
         by_group = learning_rates(optimizer)
-        rates = {"lr" if len(by_group) == 1 else f"lr_{name}": rate for name, rate in by_group.items()}
-        timing = self.clock.read(None if self._totals[0] is None else self._totals[0] - at.step)
+        rates = {f"lr_{name}": rate for name, rate in by_group.items()}
+        if len(rates) == 1:
+            rates = by_group = {"lr": min(rates.values())}
+        steps_left = None
+        total = self._totals[0]
+        if total is not None:
+            steps_left = total - at.step
+        timing = self.clock.read(steps_left)
         memory = max_over_ranks(peak_memory(self._rank.device), self._rank)
-        compared = {f"{self.unit}_per_second": timing.items} if timing.items else {}
+        compared: dict[str, float] = {}
+        if timing.items:
+            compared[f"{self.unit}_per_second"] = timing.items
         for measure in self.measures:
             compared |= measure(timing)
-        others = {**metrics, **norm}
-        line = train_line(at, self._totals, rates, losses, others, timing, memory, compared, skipped)
+        line = train_line(
+            at,
+            self._totals,
+            rates,
+            losses,
+            others,
+            timing,
+            memory,
+            compared,
+            skipped,
+        )
         _log.info("{}", line)
         if skipped[0]:
             others["skipped"] = skipped[0]
@@ -164,12 +205,22 @@ class Monitor:
         speed = {"step_seconds": timing.step, "data_share": timing.data, "samples_per_second": timing.rate}
         speed |= compared
         self.recorder.record("speed", **where, values=speed | {"memory_bytes": memory})
-        self.recorder.write("scalars", "train", at.step, drop_duplicate_loss(losses.raw) | others)
-        self.recorder.write("scalars", "lr", at.step, by_group if len(by_group) > 1 else rates)
-        self.recorder.write("scalars", "speed", at.step, speed | {"memory_GB": memory / 1e9})
+        shown = drop_duplicate_loss(losses.raw) | others
+        self.recorder.write("scalars", "train", at.step, shown)
+        self.recorder.write("scalars", "lr", at.step, by_group)
+        speed["memory_GB"] = memory / 1e9
+        self.recorder.write("scalars", "speed", at.step, speed)
         self.reset_timer()
 
-    def evaluation(self, split: str, at: Position, result: SplitResult, key: str = "", *, best: bool = False) -> None:
+    def evaluation(
+        self,
+        split: str,
+        at: Position,
+        result: SplitResult,
+        key: str = "",
+        *,
+        best: bool = False,
+    ) -> None:
         """Write a line for each set of the `split` data, and the scalars of all sets.
 
         Args:
@@ -179,13 +230,21 @@ class Monitor:
             decides = best and key in (f"{name}.{value}".removeprefix(".") for value in measured.values)
             where = position(at, self._totals)
             values = drop_duplicate_loss(measured.values)
-            line = evaluation_line(label(split, name), where, values, measured.samples, best=decides)
+            title = label(split, name)
+            line = evaluation_line(title, where, values, measured.samples, best=decides)
             _log.bind(best=decides).info("{}", line)
         if split == "val":
             self._show_on_bar(f"val {key}", result.values.get(key))
-        about = {"step": at.step, "epoch": current_epoch(at), "samples": result.samples}
-        self.recorder.record(split, **about, values=result.values)
-        events = [split, "best"] if best else [split]
+        self.recorder.record(
+            split,
+            step=at.step,
+            epoch=current_epoch(at),
+            samples=result.samples,
+            values=result.values,
+        )
+        events = [split]
+        if best:
+            events.append("best")
         for event in events:
             self.recorder.write("scalars", event, at.step, drop_duplicate_loss(result.values))
 
@@ -194,10 +253,23 @@ class Monitor:
             self._bar_values[name] = number(value).strip()
             self.bar.set_postfix(self._bar_values, refresh=False)
 
-    def saving(self, at: Position, weights: str, *, best: bool, numbered: bool) -> None:
+    def saving(
+        self,
+        at: Position,
+        weights: str,
+        *,
+        best: bool,
+        numbered: bool,
+    ) -> None:
         """Record a checkpoint before it is written, from any thread. `weights`: the digest of what it holds."""
-        about = {"step": at.step, "epoch": current_epoch(at), "best": best, "numbered": numbered}
-        self.recorder.record("checkpoint", **about, weights=weights)
+        self.recorder.record(
+            "checkpoint",
+            step=at.step,
+            epoch=current_epoch(at),
+            best=best,
+            numbered=numbered,
+            weights=weights,
+        )
 
     def begin_again(self) -> None:
         """Write all numbers again, and the status: the run's folder was moved or deleted, and made again."""
@@ -207,7 +279,9 @@ class Monitor:
 
     def end(self, state: State, at: Position, reason: str) -> None:
         """Write the last line, entry and status of the run. Nothing can be written afterwards."""
-        why = f": {reason}" if reason not in ("", state) else ""
+        why = ""
+        if reason not in ("", state):
+            why = f": {reason}"
         _log.info("{} at epoch {}, step {}{}", state, current_epoch(at), at.step, why)
         self.recorder.record("end", step=at.step, state=state, reason=reason)
         self._status(state, at.step, reason)

@@ -82,8 +82,16 @@ class Clock:
         steps = max(self._steps, 1)
         busy = max(now - self._begin - self._paused, 1e-9)
         self._done += steps
-        eta = None if steps_left is None else steps_left * (now - self._first_ended) / self._done
-        timing = Timing(busy / steps, self._waited / busy, self._samples / busy, eta, self.items / busy)
+        eta = None
+        if steps_left is not None:
+            eta = steps_left * (now - self._first_ended) / self._done
+        timing = Timing(
+            busy / steps,
+            self._waited / busy,
+            self._samples / busy,
+            eta,
+            self.items / busy,
+        )
         self._begin_interval(now)
         return timing
 
@@ -95,4 +103,6 @@ def peak_memory(device: torch.device) -> int:
         torch.accelerator.reset_peak_memory_stats(device)
         return peak
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024
+    if sys.platform == "darwin":
+        return peak
+    return peak * 1024

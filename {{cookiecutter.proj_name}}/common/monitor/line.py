@@ -53,14 +53,24 @@ def train_line(
     return " | ".join(filter(None, columns))
 
 
-def evaluation_line(split: str, where: str, values: Mapping[str, float], samples: int, *, best: bool = False) -> str:
+def evaluation_line(
+    split: str,
+    where: str,
+    values: Mapping[str, float],
+    samples: int,
+    *,
+    best: bool = False,
+) -> str:
     """Return one line about a pass over `samples` samples of evaluation data.
 
     Args:
         where: from `position`. The name of the split replaces its "epoch", so that losses are below those of training.
     """
     shown = "  ".join(f"{name} {number(value)}" for name, value in values.items())
-    return f"{split:<5}{where.removeprefix('epoch')} | {shown} | {samples} samples{' | best so far' * best}"
+    line = f"{split:<5}{where.removeprefix('epoch')} | {shown} | {samples} samples"
+    if best:
+        line += " | best so far"
+    return line
 
 
 def position(at: Position, totals: tuple[int | None, int | None]) -> str:
@@ -70,12 +80,16 @@ def position(at: Position, totals: tuple[int | None, int | None]) -> str:
 
 def current_epoch(at: Position) -> int:
     """Return the epoch that the last step belonged to, counted from 1."""
-    return at.epoch if at.sample == 0 and at.epoch > 0 else at.epoch + 1
+    if at.sample == 0 and at.epoch > 0:
+        return at.epoch
+    return at.epoch + 1
 
 
 def _of(value: int, total: int | None) -> str:
     """`12/300`, the number padded to the total's width."""
-    return str(value) if total is None else f"{value:>{len(str(total))}}/{total}"
+    if total is None:
+        return str(value)
+    return f"{value:>{len(str(total))}}/{total}"
 
 
 def learning_rates(rates: Mapping[str, float]) -> str:

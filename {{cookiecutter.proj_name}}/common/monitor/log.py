@@ -52,11 +52,14 @@ def setup_log(
         colorize=sys.stderr.isatty() and "NO_COLOR" not in os.environ,
         **options,
     )
+    _files.clear()
+    write: Callable[[Any], None] = _early.append
     if file is not None:
         add_to_log(file, "", banner)
+        _files.append(Appender(file))
+        write = _files[0].write
     _early.clear()
-    _files[:] = [] if file is None else [Appender(file)]
-    logger.add(_files[0].write if _files else _early.append, level=level, format=_FILE, **options)
+    logger.add(write, level=level, format=_FILE, **options)
     logging.basicConfig(handlers=[_ToLoguru()], force=True)
     # At DEBUG libraries log a great deal (Pillow: a line for each block of a PNG).
     logging.getLogger().setLevel(max(number, logging.INFO))
@@ -88,8 +91,11 @@ def _to_console(message: str) -> None:
 
 def _console_format(shows_source: bool, rank: int) -> Callable[[Any], str]:
     """Return the format of a record on the terminal."""
-    source = "<cyan>{extra[at]: <26}</cyan> " if shows_source else ""
-    sender = f"rank {rank}: " if rank else ""
+    source = sender = ""
+    if shows_source:
+        source = "<cyan>{extra[at]: <26}</cyan> "
+    if rank:
+        sender = f"rank {rank}: "
 
     def choose(record: Any) -> str:
         message = f"{sender}{{message}}"
@@ -101,7 +107,8 @@ def _console_format(shows_source: bool, rank: int) -> Callable[[Any], str]:
 
 
 def _add_place(record: Any) -> None:
-    record["extra"].setdefault("at", _place(record["file"].path, record["line"]))
+    place = _place(record["file"].path, record["line"])
+    record["extra"].setdefault("at", place)
 
 
 def _place(path: str, line: int) -> str:
@@ -121,10 +128,17 @@ class _ToLoguru(logging.Handler):
             lambda entry: entry.update({"name": record.name})
         )
         # Passed as an argument: braces in the text must not be taken for format fields.
-        caller.opt(exception=record.exc_info).log(level, "{}", record.getMessage())
+        message = record.getMessage()
+        caller.opt(exception=record.exc_info).log(level, "{}", message)
 
 
 def _log_warning(
-    message: Warning | str, category: type[Warning], filename: str, lineno: int, *_: Any, **__: Any
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    *_: Any,
+    **__: Any,
 ) -> None:
-    logger.bind(at=_place(filename, lineno)).warning("{}: {}", category.__name__, message)
+    here = logger.bind(at=_place(filename, lineno))
+    here.warning("{}: {}", category.__name__, message)

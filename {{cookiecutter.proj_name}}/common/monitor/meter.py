@@ -67,9 +67,13 @@ class Meter:
     def read(self) -> Reading:
         """Read the losses up to the last step. Waits for the device."""
         self._collect()
-        last = self._recent[-1] if self._recent else {}
-        raw = {name: _mean([sum_]) for name, sum_ in last.items()}
-        return Reading(raw, {name: _mean(step[name] for step in self._recent if name in step) for name in raw})
+        raw: dict[str, float] = {}
+        smooth: dict[str, float] = {}
+        if self._recent:
+            for name, last in self._recent[-1].items():
+                raw[name] = _mean([last])
+                smooth[name] = _mean(step[name] for step in self._recent if name in step)
+        return Reading(raw, smooth)
 
     def _collect(self) -> None:
         """Copy the pending losses to the host: one transfer, and one reduction if there are other processes."""
@@ -88,17 +92,24 @@ class Meter:
                 sums[name] = (total, count + samples)
         self.bad_here = self.bad_here or _first_bad(steps)
         if self._reduce is not None:
-            table = torch.tensor([sum_ for sums in steps.values() for sum_ in sums.values()], dtype=torch.float64)
+            rows: list[_Sum] = []
+            for sums in steps.values():
+                rows += sums.values()
+            table = torch.tensor(rows, dtype=torch.float64)
             self._reduce(table)
-            rows = iter(table.tolist())
-            steps = {step: {name: next(rows) for name in sums} for step, sums in steps.items()}
+            reduced = iter(table.tolist())
+            for sums in steps.values():
+                for name in sums:
+                    sums[name] = next(reduced)
         self._bad = self._bad or _first_bad(steps)
         self._recent.extend(steps.values())
 
 
 def to_floats(losses: Sequence[Mapping[str, Tensor]]) -> list[dict[str, float]]:
     """Return the values of scalars that are on a device, brought to the host in one transfer."""
-    scalars = [value for step in losses for value in step.values()]
+    scalars: list[Tensor] = []
+    for step in losses:
+        scalars += step.values()
     values = iter(torch.stack(scalars).tolist() if scalars else [])
     return [{name: next(values) for name in step} for step in losses]
 

@@ -23,21 +23,31 @@ class TensorBoardWriter(Writer):
         from tensorboard.compat.proto.summary_pb2 import Summary
         from torch.utils.tensorboard import SummaryWriter
 
-        purge_step = None if run.resume_step is None else run.resume_step + 1
-        self.board = SummaryWriter(str(run.folder / "event"), purge_step=purge_step, max_queue=1000)
-        self.summary, self.points, self.step, self.measured = Summary, list[Any](), 0, 0.0
+        purge_step = None
+        if run.resume_step is not None:
+            purge_step = run.resume_step + 1
+        folder = str(run.folder / "event")
+        self.board = SummaryWriter(folder, purge_step=purge_step, max_queue=1000)
+        self.summary = Summary
+        self.points: list[Any] = []
+        self.step = 0
+        self.measured = 0.0
 
     def scalars(self, event: str, step: int, values: Mapping[str, float]) -> None:
         group = _FIRST.get(event, event)
         if step != self.step:
             self.write_points()
-            self.step, self.measured = step, time.time()
-        self.points += [self.summary.Value(tag=f"{group}/{name}", simple_value=value) for name, value in values.items()]
+            self.step = step
+            self.measured = time.time()
+        for name, value in values.items():
+            point = self.summary.Value(tag=f"{group}/{name}", simple_value=value)
+            self.points.append(point)
 
     def write_points(self) -> None:
         """Write the points of a step in one entry: each wakes up the thread that writes, which holds up the loop."""
         if self.points:
-            self.board._get_file_writer().add_summary(self.summary(value=self.points), self.step, self.measured)
+            entry = self.summary(value=self.points)
+            self.board._get_file_writer().add_summary(entry, self.step, self.measured)
             self.points = []
 
     def image(self, step: int, tag: str, image: NDArray[np.uint8]) -> None:

@@ -98,7 +98,9 @@ class _Channel:
             self._rests = True
             self.writer = None
             if not self._has_warned:
-                name = self._section if isinstance(self._section, str) else self._section["type"]
+                name = self._section
+                if not isinstance(name, str):
+                    name = name["type"]
                 said = f"writer {name} failed: {type(error).__name__}: {error}"
                 logger.warning("{}; metrics.jsonl will have the numbers", said)
             self._has_warned = True
@@ -127,16 +129,35 @@ class Recorder:
         writers: names or sections, as in the config.
     """
 
-    def __init__(self, metrics_file: Path, run: WriterRun, writers: Sequence[Any] = (), *, attempt: int = 1) -> None:
+    def __init__(
+        self,
+        metrics_file: Path,
+        run: WriterRun,
+        writers: Sequence[Any] = (),
+        *,
+        attempt: int = 1,
+    ) -> None:
         if run.resume_step is not None:
             _drop_after(metrics_file, run.resume_step)
         self._file = Appender(metrics_file)
         self._texts: dict[str, str] = {}
         self._channels = [_Channel(writer, run, self._texts) for writer in writers]
         self._state = "running"
-        self.record("run", schema=1, run=run.id, attempt=attempt, resume_step=run.resume_step)
+        self.record(
+            "run",
+            schema=1,
+            run=run.id,
+            attempt=attempt,
+            resume_step=run.resume_step,
+        )
 
-    def scalars(self, event: str, step: int, values: Mapping[str, float], **where: Any) -> None:
+    def scalars(
+        self,
+        event: str,
+        step: int,
+        values: Mapping[str, float],
+        **where: Any,
+    ) -> None:
         """Record `values` measured at optimizer step `step`.
 
         Args:
@@ -191,9 +212,12 @@ class NullRecorder:
 
 def drop_duplicate_loss(values: Mapping[str, float]) -> dict[str, float]:
     """`values` without a loss that duplicates the total before it, as its only part; also `name.loss` of a set."""
-    is_total = {name: f".{name}".endswith(".loss") for name in values}
-    duplicates = [name for total, name in pairwise(values) if is_total[total] and values[name] == values[total]]
-    return {name: value for name, value in values.items() if name not in duplicates}
+    shown = dict(values)
+    for total, name in pairwise(values):
+        is_total = f".{total}".endswith(".loss")
+        if is_total and values[name] == values[total]:
+            del shown[name]
+    return shown
 
 
 def _drop_after(path: Path, step: int) -> None:

@@ -13,6 +13,8 @@ from common.optim import OptimConfig
 from common.optim.several import parts_of
 from common.progress import Position
 
+Versions = Iterator[tuple[str, AbstractContextManager[None]]]
+
 
 class Average(Protocol):
     """What the loop calls; `update` only if `is_active`, after a step that was taken, with the position before it."""
@@ -23,7 +25,7 @@ class Average(Protocol):
 
     def update(self, model: nn.Module, at: Position) -> None: ...
 
-    def versions(self, model: nn.Module) -> Iterator[tuple[str, AbstractContextManager[None]]]: ...
+    def versions(self, model: nn.Module) -> Versions: ...
 
     def reset(self, model: nn.Module) -> None: ...
 
@@ -39,14 +41,16 @@ class NoAverage:
 
     def follow(self, model: nn.Module, optimizer: Optimizer | None = None) -> None:
         """Refuse an optimizer that averages the weights itself, since nothing here would switch it to them."""
-        for each in parts_of(optimizer) if optimizer is not None else ():
+        if optimizer is None:
+            return
+        for each in parts_of(optimizer):
             if hasattr(each, "train") and hasattr(each, "eval"):
                 raise UserError(f"optim.optim_type: {type(each).__name__} averages the weights, which {needs('ema')}")
 
     def update(self, model: nn.Module, at: Position) -> None:
         """Nothing is averaged."""
 
-    def versions(self, model: nn.Module) -> Iterator[tuple[str, AbstractContextManager[None]]]:
+    def versions(self, model: nn.Module) -> Versions:
         """Yield the weights as they are."""
         yield "", nullcontext()
 

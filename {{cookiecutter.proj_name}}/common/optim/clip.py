@@ -35,7 +35,8 @@ class Clip:
         norm = gradient_norm(parameters)
         parts = [local(p.grad) for p in parameters if p.grad is not None]
         if parts and self._by_norm:
-            torch._foreach_mul_(parts, (self._limit / (norm + 1e-6)).clamp_(max=1.0))
+            factor = (self._limit / (norm + 1e-6)).clamp_(max=1.0)
+            torch._foreach_mul_(parts, factor)
         elif parts:
             torch._foreach_clamp_min_(parts, -self._limit)
             torch._foreach_clamp_max_(parts, self._limit)
@@ -48,9 +49,15 @@ def gradient_norm(parameters: Sequence[Tensor], *, here: bool = False) -> Tensor
     Of sharded gradients, it is the norm over all processes, and every process must call this; with `here`, that
     of this process' part.
     """
-    gradients = parts = [p.grad for p in parameters if p.grad is not None]
+    gradients = [p.grad for p in parameters if p.grad is not None]
     sharded = bool(gradients) and hasattr(gradients[0], "to_local")  # as `is_sharded`, without a call in each step
-    if sharded:
-        parts = [local(gradient) for gradient in gradients]
-    norm = nn.utils.get_total_norm([part.coalesce().values() if part.is_sparse else part for part in parts])
-    return norm_over_shards(norm, gradients[0]) if sharded and not here else norm
+    parts = []
+    for gradient in gradients:
+        part = local(gradient) if sharded else gradient
+        if part.is_sparse:
+            part = part.coalesce().values()
+        parts.append(part)
+    norm = nn.utils.get_total_norm(parts)
+    if sharded and not here:
+        return norm_over_shards(norm, gradients[0])
+    return norm

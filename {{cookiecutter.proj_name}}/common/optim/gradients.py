@@ -26,15 +26,19 @@ def log_gradients(model: nn.Module, *, every: bool) -> None:
 
     Of sharded weights, only this process' part. Waits for the device: not for normal runs.
     """
-    rows, largest, where = [], -1.0, "nothing"
+    rows = []
+    largest = -1.0
+    where = "nothing"
     for name, parameter in model.named_parameters():
         if parameter.grad is None or local(parameter).numel() == 0:
             rows.append(f"  {name}: {'no gradient here' if parameter.requires_grad else 'frozen'}")
             continue
         sizes = local(parameter.grad).abs()
         rows.append(f"  {name}: mean weight {local(parameter).mean():.3e}, mean |gradient| {sizes.mean():.3e}")
-        if not float(sizes.max()) <= largest:  # also true for NaN
-            largest, where = float(sizes.max()), name
+        size = float(sizes.max())
+        if not size <= largest:  # also true for NaN
+            largest = size
+            where = name
     logger.info("largest |gradient| {:.3e} in {}", largest, where)
     if every:
         logger.info("weights and gradients:\n{}", "\n".join(rows))

@@ -55,7 +55,11 @@ class GroupConfig:
     name: Annotated[str | None, Field(min_length=1, description="for the log; null: made from match")] = None
 
 
-def parameter_groups(config: "OptimizerConfig", task: nn.Module, chosen: Iterable[Group] = ()) -> list[dict[str, Any]]:
+def parameter_groups(
+    config: "OptimizerConfig",
+    task: nn.Module,
+    chosen: Iterable[Group] = (),
+) -> list[dict[str, Any]]:
     """Return the trainable parameters in named groups: those `chosen` as given there, all others as configured.
 
     A group is {"name", "params": [(name, parameter), ...], "lr", "weight_decay", "optim_type", "args"}. Each parameter
@@ -70,24 +74,34 @@ def parameter_groups(config: "OptimizerConfig", task: nn.Module, chosen: Iterabl
     without_decay = _without_decay(config.no_decay, task, names)
     rest = Group("rest" if groups_of else "all", ())
     groups: dict[str, dict[str, Any]] = {}
-    trainable = [(name, parameter) for name, parameter in task.named_parameters() if parameter.requires_grad]
-    if not trainable:
-        total = len(list(task.parameters()))
-        raise UserError(f"{type(task).__name__}: none of its {total} parameters requires a gradient; unfreeze some")
-    for name, parameter in trainable:
+    for name, parameter in task.named_parameters():
+        if not parameter.requires_grad:
+            continue
         part = groups_of.get(parameter, rest)
         label = part.name
-        decay = config.weight_decay if part.weight_decay is None else part.weight_decay
+        decay = part.weight_decay
+        if decay is None:
+            decay = config.weight_decay
         if decay and parameter in without_decay:
             label += _NO_DECAY
             decay = 0.0
         optim_type, args = config.kind(part)
-        lr = (config.lr if part.base_lr is None else part.base_lr) * part.lr
-        options = {"lr": lr, "weight_decay": decay, "optim_type": optim_type, "args": args}
+        base_lr = part.base_lr
+        if base_lr is None:
+            base_lr = config.lr
+        options = {
+            "lr": base_lr * part.lr,
+            "weight_decay": decay,
+            "optim_type": optim_type,
+            "args": args,
+        }
         group = groups.setdefault(label, {"name": label, "params": [], **options})
         if not group.items() >= options.items():
             raise UserError(f"two groups of parameters are called {label}; give one of them another name")
         group["params"].append((name, parameter))
+    if not groups:
+        total = len(list(task.parameters()))
+        raise UserError(f"{type(task).__name__}: none of its {total} parameters requires a gradient; unfreeze some")
     return list(groups.values())
 
 
@@ -132,23 +146,41 @@ def _assign(
     return {parameter: group for parameter, (_, group) in found.items()}
 
 
-def _entries(entries: Sequence[GroupConfig], names: Mapping[str, nn.Parameter]) -> Iterator[tuple[str, Group]]:
+def _entries(
+    entries: Sequence[GroupConfig],
+    names: Mapping[str, nn.Parameter],
+) -> Iterator[tuple[str, Group]]:
     for at, entry in enumerate(entries):
         patterns = [entry.match] if isinstance(entry.match, str) else entry.match
-        label = entry.name or "+".join(pattern.strip("*.") for pattern in patterns) or entry.optim_type or "matched"
+        matched = "+".join(pattern.strip("*.") for pattern in patterns)
+        label = entry.name or matched or entry.optim_type or "matched"
         where = f"optim.groups[{at}]"
         inside = [names[name] for name in match_names(patterns, list(names), f"{where}.match")]
         if entry.ndim is not None:
             inside = [parameter for parameter in inside if parameter.dim() == entry.ndim]
             if not inside:
                 raise UserError(f"{where}.ndim: no parameter matching {entry.match} has {entry.ndim} dimensions")
-        group = Group(label, inside, entry.lr_mult, entry.weight_decay, entry.optim_type, entry.args, entry.lr)
+        group = Group(
+            label,
+            inside,
+            entry.lr_mult,
+            entry.weight_decay,
+            entry.optim_type,
+            entry.args,
+            entry.lr,
+        )
         yield ", ".join(patterns), group
 
 
-def _without_decay(patterns: str | list[str], model: nn.Module, names: Mapping[str, nn.Parameter]) -> set[nn.Parameter]:
+def _without_decay(
+    patterns: str | list[str],
+    model: nn.Module,
+    names: Mapping[str, nn.Parameter],
+) -> set[nn.Parameter]:
     """Return the parameters without weight decay."""
-    listed = [] if patterns == "auto" else [pattern for pattern in patterns if pattern != "auto"]
+    if patterns == "auto":
+        patterns = ["auto"]
+    listed = [pattern for pattern in patterns if pattern != "auto"]
     exempt = {names[name] for name in match_names(listed, list(names), "optim.no_decay")}
     if "auto" not in patterns:
         return exempt

@@ -12,7 +12,10 @@ class Several(Optimizer):
 
     def __init__(self, parts: Sequence[Optimizer]) -> None:
         self.parts = parts
-        super().__init__([group for part in parts for group in part.param_groups], {})
+        groups = []
+        for part in parts:
+            groups += part.param_groups
+        super().__init__(groups, {})
         for part in parts:
             self.state.update(part.state)  # some have a state before their first step
         self.__setstate__({})
