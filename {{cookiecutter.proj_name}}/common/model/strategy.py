@@ -41,11 +41,16 @@ class ModelHolder(nn.Module):
         state = super().state_dict(*args, **options)
         return {name.removeprefix("model."): value for name, value in state.items()}
 
-    def load_state_dict(self, state: Mapping[str, Any], *args: Any, **options: Any) -> Any:
+    def load_state_dict(
+        self,
+        state: Mapping[str, Any],
+        strict: bool = True,
+        assign: bool = False,
+    ) -> Any:
         """Like `nn.Module.load_state_dict`, with the names of `state_dict`."""
         full = {name.removeprefix("model."): name for name in super().state_dict()}
         renamed = {full.get(name, name): value for name, value in state.items()}
-        return super().load_state_dict(renamed, *args, **options)
+        return super().load_state_dict(renamed, strict, assign)
 
 
 class Strategy:

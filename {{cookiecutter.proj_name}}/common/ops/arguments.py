@@ -19,11 +19,16 @@ def check_tensors(operator: str, *tensors: Tensor) -> tuple[Tensor, ...]:
         ValueError: the tensors break one of these rules.
     """
     if torch.is_autocast_enabled(tensors[0].device.type):
+        widest = tensors[0].dtype
         for tensor in tensors:
-            tensors = tuple(operand.to(torch.promote_types(operand.dtype, tensor.dtype)) for operand in tensors)
-    dtypes, devices = [tensor.dtype for tensor in tensors], [tensor.device for tensor in tensors]
+            widest = torch.promote_types(widest, tensor.dtype)
+        tensors = tuple(tensor.to(widest) for tensor in tensors)
+    dtypes = [tensor.dtype for tensor in tensors]
+    devices = [tensor.device for tensor in tensors]
     if dtypes[0] not in DTYPES or len(set(dtypes)) > 1:
-        what = "tensors of one floating-point dtype" if len(tensors) > 1 else "a floating-point tensor"
+        what = "a floating-point tensor"
+        if len(tensors) > 1:
+            what = "tensors of one floating-point dtype"
         raise ValueError(f"{operator} takes {what}, not {' and '.join(map(str, dtypes))}; use .to() or .float()")
     if len(set(devices)) > 1:
         raise ValueError(f"{operator} takes tensors on one device, not {' and '.join(map(str, devices))}")

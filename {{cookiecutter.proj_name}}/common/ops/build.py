@@ -36,9 +36,12 @@ def build(folder: Path) -> str:
         BuildError: a source does not compile, or what CXX or the CUDA variables ask for is not available.
     """
     start = time.monotonic()
-    compiler, cuda, current = find_compiler(), find_cuda(), find(folder)
+    compiler = find_compiler()
+    cuda = find_cuda()
+    current = find(folder)
     architectures = cuda.architectures
-    if cuda.nvcc is None and os.environ.get("FORCE_CUDA") != "0" and current.library is not None:
+    is_refused = os.environ.get("FORCE_CUDA") == "0"
+    if cuda.nvcc is None and not is_refused and current.library is not None:
         architectures = list(current.architectures)  # made for the GPUs of other nodes, which share this folder
     record = record_now(folder, architectures)
     library = library_path(folder, record)
@@ -50,25 +53,40 @@ def build(folder: Path) -> str:
         done = f"built in {time.monotonic() - start:.1f} s"
     cpp = " ".join(name for name in record.sources if name.endswith(".cpp"))
     cu = " ".join(name for name in record.sources if name.endswith(".cu"))
-    gpu = f"{cu} for {', '.join(architectures)}" if architectures else f"none: {cuda.why_not}"
+    gpu = f"none: {cuda.why_not}"
+    if architectures:
+        gpu = f"{cu} for {', '.join(architectures)}"
     return f"{folder}: {done} for PyTorch {record.torch}\n  C++   {cpp}\n  CUDA  {gpu}\n  {library}"
 
 
-def _make(folder: Path, record: Record, library: Path, compiler: str, cuda: Cuda) -> None:
+def _make(
+    folder: Path,
+    record: Record,
+    library: Path,
+    compiler: str,
+    cuda: Cuda,
+) -> None:
     """Compile what changed, link, and put the library in its place, whole; then remove what it replaces."""
-    target, objects_folder = build_folder(folder), build_folder(folder) / "objects"
+    target = build_folder(folder)
+    objects_folder = target / "objects"
     objects_folder.mkdir(parents=True, exist_ok=True)
-    sources = [folder / "src" / name for name in record.sources if name.endswith((".cpp", ".cu"))]
-    objects = [objects_folder / _object_name(source, record, compiler, cuda) for source in sources]
-    commands = [compile_command(*pair, compiler, cuda) for pair in zip(sources, objects, strict=True)]
+    here = str(Path.cwd())
+    objects: list[Path] = []
+    commands = []
+    entries = []
+    for name in record.sources:
+        if name.endswith((".cpp", ".cu")):
+            source = folder / "src" / name
+            made = objects_folder / _object_name(source, record, compiler, cuda)
+            command = compile_command(source, made, compiler, cuda)
+            objects.append(made)
+            commands.append(command)
+            entries.append({"directory": here, "file": str(source), "arguments": command})
     # Editors take the include paths from this file; clangd finds it in `build` on its own.
-    entries = [
-        {"directory": str(Path.cwd()), "file": str(source), "arguments": command}
-        for source, command in zip(sources, commands, strict=True)
-    ]
     (target / "compile_commands.json").write_text(json.dumps(entries, indent=1))
     make_library(commands, link_command(objects, library, compiler, cuda))
-    write_text(library.with_suffix(".json"), json.dumps(asdict(record), indent=1))  # without it, no library counts
+    text = json.dumps(asdict(record), indent=1)
+    write_text(library.with_suffix(".json"), text)  # without it, no library counts
     for old in [*target.glob(f"{library.name.rpartition('-')[0]}-*"), *objects_folder.iterdir()]:
         if old.stem != library.stem and old not in objects:
             old.unlink(missing_ok=True)
@@ -99,9 +117,18 @@ def make_library(compiles: list[list[str]], link: list[str]) -> None:
 
 def _object_name(source: Path, record: Record, compiler: str, cuda: Cuda) -> str:
     """Return the file name of a compiled source: it changes with all that the result depends on, but other sources."""
-    headers = {name: sum_ for name, sum_ in record.sources.items() if name.endswith((".h", ".cuh"))}
+    headers = {}
+    for name, checksum in record.sources.items():
+        if name.endswith((".h", ".cuh")):
+            headers[name] = checksum
     command = compile_command(source, Path(), compiler, cuda)
-    parts = [record.torch, record.sources[source.name], headers, command, os.environ.get("NVCC_APPEND_FLAGS")]
+    parts = [
+        record.torch,
+        record.sources[source.name],
+        headers,
+        command,
+        os.environ.get("NVCC_APPEND_FLAGS"),
+    ]
     return f"{source.name}-{hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:12]}.o"
 
 
@@ -112,8 +139,15 @@ def _run(command: list[str]) -> None:
         print(done.stderr, end="", file=sys.stderr)
         return
     said = (done.stderr + done.stdout).splitlines()
-    first = next((at for at, line in enumerate(said) if re.search(r"\berror\b|undefined reference", line)), 0)
+    first = 0
+    for at, line in enumerate(said):
+        if re.search(r"\berror\b|undefined reference", line):
+            first = at
+            break
     log = Path(command[command.index("-o") + 1]).parents[1] / "errors.txt"
-    log.write_text("\n".join([shlex.join(command), "", *said, ""]))
-    without = " FORCE_CUDA=0 builds the rest without CUDA." if "nvcc" in command[0] else ""
+    text = "\n".join([shlex.join(command), "", *said, ""])
+    log.write_text(text)
+    without = ""
+    if "nvcc" in command[0]:
+        without = " FORCE_CUDA=0 builds the rest without CUDA."
     raise BuildError("\n".join([*said[first : first + 5], f"Everything it said: {shown_path(log)}.{without}"]))

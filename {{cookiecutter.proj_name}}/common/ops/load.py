@@ -14,7 +14,8 @@ from loguru import logger
 
 from common.config import shown_path
 
-CPP, CUDA = {".cpp", ".h"}, {".cu", ".cuh"}
+CPP = {".cpp", ".h"}
+CUDA = {".cu", ".cuh"}
 # -fno-math-errno: a function that sets errno cannot be vectorized.
 FLAGS = ["-O3", "-std=c++20", "-fPIC", "-Wall", "-fno-math-errno"]
 HOW_TO_BUILD = "sh scripts/install_ops.sh"
@@ -43,16 +44,26 @@ class Implementation:
     def __str__(self) -> str:
         if self.library is None:
             return f"Python reference ({self.reason}; {HOW_TO_BUILD} builds the C++ and CUDA kernels)"
-        gpu = f"CUDA for {', '.join(self.architectures)}" if self.architectures else "Python reference"
+        gpu = "Python reference"
+        if self.architectures:
+            gpu = f"CUDA for {', '.join(self.architectures)}"
         return f"C++ on the CPU, {gpu} on a GPU ({shown_path(self.library)})"
 
 
 def record_now(folder: Path, architectures: Sequence[str]) -> Record:
     """Return the record of a library built now for these GPUs."""
     wanted = CPP | CUDA if architectures else CPP
-    files = [file for file in sorted((folder / "src").glob("*")) if file.suffix in wanted]
-    sources = {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in files}
-    return Record(str(torch.__version__), platform.machine(), list(architectures), sources, FLAGS)
+    sources = {}
+    for file in sorted((folder / "src").glob("*")):
+        if file.suffix in wanted:
+            sources[file.name] = hashlib.sha256(file.read_bytes()).hexdigest()
+    return Record(
+        str(torch.__version__),
+        platform.machine(),
+        list(architectures),
+        sources,
+        FLAGS,
+    )
 
 
 def build_folder(folder: Path) -> Path:
@@ -70,7 +81,8 @@ def find(folder: Path) -> Implementation:
     """Return the library of `folder` if it is current; else the reason why there is none."""
     records = build_folder(folder).glob(f"{folder.parent.name}_{folder.name}-*.json")
     try:
-        built = Record(**json.loads(max(records, key=os.path.getmtime).read_text()))
+        newest = max(records, key=os.path.getmtime)
+        built = Record(**json.loads(newest.read_text()))
     except (ValueError, TypeError):  # there is none, or it is of another version of this module
         return Implementation(reason=NOTHING)
     now = record_now(folder, built.architectures)
@@ -106,5 +118,10 @@ def _difference(old: Record, new: Record) -> str:
         return f"made for PyTorch {old.torch}, and this is {new.torch}"
     if (old.machine, old.flags) != (new.machine, new.flags):
         return "made for another kind of machine, or with other compiler flags"
-    names = sorted(name for name in {*old.sources, *new.sources} if old.sources.get(name) != new.sources.get(name))
-    return f"{', '.join(names)} changed since" if names else "its library is missing"
+    names = []
+    for name in sorted({*old.sources, *new.sources}):
+        if old.sources.get(name) != new.sources.get(name):
+            names.append(name)
+    if not names:
+        return "its library is missing"
+    return f"{', '.join(names)} changed since"

@@ -60,7 +60,8 @@ def _without_comment(match: re.Match[str]) -> str:
 
 def _start_of_callee(text: str, end: int) -> int:
     """Return where the expression that ends at `end` begins: names, ::, and what brackets enclose after a name."""
-    depth, at = 0, end
+    depth = 0
+    at = end
     while at > 0:
         character = text[at - 1]
         if character in ">])":
@@ -75,13 +76,15 @@ def _start_of_callee(text: str, end: int) -> int:
 
 def _dynamic_shared(match: re.Match[str]) -> str:
     reference = f"static {match[1]}*& {match[2]} = reinterpret_cast<{match[1]}*&>(on_cpu::dynamic_shared);"
-    return "\n" * match[0].count("\n") + " ".join(reference.split())
+    lines = match[0].count("\n")
+    return "\n" * lines + " ".join(reference.split())
 
 
 def _shared(match: re.Match[str]) -> str:
     """Shared memory is a reference to memory of the block: `float x[8], y` becomes a type and a reference for each."""
     declared = match[1]
-    types, references = declared, ""
+    types = declared
+    references = ""
     for part in re.split(r",(?![^<(\[]*[>)\]])", declared):
         named = re.search(r"(\w+)\s*(?:\[.*)?$", part, re.DOTALL)
         if named is None:
@@ -116,17 +119,21 @@ def build(folder: Path, sanitizer: str = "") -> Path:
         (target / "src" / header.name).write_text(_translated(header))
     inputs = [torch.__version__, *(path.read_text() for path in headers)]
     search = [f"-I{target / 'include'}", f"-I{folder / 'src'}", "-include", str(HERE / "on_cpu.h")]
-    instrument = [f"-fsanitize={sanitizer}"] if sanitizer else []
     flags = ["-O1", "-g", "-fno-omit-frame-pointer", "-w", *search]
     compiles = [_command(HERE / "on_cpu.cpp", target, compiler, flags, inputs)]
+    instrument = []
+    if sanitizer:
+        instrument.append(f"-fsanitize={sanitizer}")
+    flags += instrument
     for source in sorted((folder / "src").glob("*.cu")):
         translated = target / "src" / f"{source.stem}.cpp"
         translated.write_text(_translated(source))
-        compiles.append(_command(translated, target, compiler, [*flags, *instrument], inputs))
+        compiles.append(_command(translated, target, compiler, flags, inputs))
     objects = [Path(command[command.index("-o") + 1]) for command in compiles]
-    library = target / f"on_cpu-{_checksum([str(file) for file in objects])}.so"
+    library = target / f"on_cpu-{_checksum(list(map(str, objects)))}.so"
+    link = link_command(objects, library, compiler, Cuda(None, []))
     try:
-        make_library(compiles, [*link_command(objects, library, compiler, Cuda(None, [])), *instrument])
+        make_library(compiles, [*link, *instrument])
     except BuildError as error:
         unknown = UNKNOWN.search(str(error))
         if unknown is None:
@@ -138,15 +145,23 @@ def build(folder: Path, sanitizer: str = "") -> Path:
     return library
 
 
-def _command(source: Path, target: Path, compiler: str, flags: list[str], inputs: list[str]) -> list[str]:
+def _command(
+    source: Path,
+    target: Path,
+    compiler: str,
+    flags: list[str],
+    inputs: list[str],
+) -> list[str]:
     """Return the command that compiles a source; the name of its result changes with all that it depends on."""
     key = _checksum([compiler, *flags, *inputs, source.read_text()])
     made = target / "objects" / f"{source.stem}-{key}.o"
-    return [*compile_command(source, made, compiler, Cuda(None, [])), *flags]
+    command = compile_command(source, made, compiler, Cuda(None, []))
+    return [*command, *flags]
 
 
 def _checksum(parts: list[str]) -> str:
-    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:12]
+    text = "\n".join(parts)
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
 def _translated(source: Path) -> str:
@@ -165,21 +180,32 @@ def run_on_cpu(folder: Path, words: list[str], sanitize: bool = False) -> int:
     What a sanitizer reports is printed with the lines of the .cu, and kept whole in a file. Returns the exit code.
     """
     code = 0
+    sanitizers = [""]
+    if sanitize:
+        sanitizers = list(SANITIZERS)
     try:
-        for sanitizer in SANITIZERS if sanitize else ("",):
-            code = max(code, _run_with(sanitizer, build(folder, sanitizer), folder, words))
+        for sanitizer in sanitizers:
+            library = build(folder, sanitizer)
+            code = max(code, _run_with(sanitizer, library, folder, words))
     except BuildError as error:
         print(f"error: {shown_path(folder)} was not compiled for the CPU:\n{error}", file=sys.stderr)
         return 1
     return code
 
 
-def _run_with(sanitizer: str, library: Path, folder: Path, words: list[str]) -> int:
+def _run_with(
+    sanitizer: str,
+    library: Path,
+    folder: Path,
+    words: list[str],
+) -> int:
     title = f"CUDA kernels of {shown_path(folder / 'src')} on the CPU"
     if sanitizer:
         title += f", with {SANITIZERS[sanitizer]}"
     print(title, flush=True)
-    environment = {**os.environ, "OPS_BUILD_DIR": str(library.parent), "OPS_ON_CPU": str(library)}
+    environment = dict(os.environ)
+    environment["OPS_BUILD_DIR"] = str(library.parent)
+    environment["OPS_ON_CPU"] = str(library)
     if sanitizer:
         preloaded = [_runtime(f"lib{sanitizer[0]}san.so"), _runtime("libstdc++.so.6")]
         environment["LD_PRELOAD"] = " ".join(preloaded)
@@ -188,14 +214,20 @@ def _run_with(sanitizer: str, library: Path, folder: Path, words: list[str]) -> 
         environment["TSAN_OPTIONS"] = "halt_on_error=1:ignore_noninstrumented_modules=1"
         ctypes.CDLL(None).personality(0x0040000)  # no random addresses: ThreadSanitizer cannot use some of them
     command = [sys.executable, *words]
-    done = subprocess.run(command, env=environment, stderr=subprocess.PIPE, text=True, check=False)
+    done = subprocess.run(
+        command,
+        env=environment,
+        stderr=subprocess.PIPE,
+        text=True,
+        check=False,
+    )
     if done.returncode == 0:
         return 0
     report = library.parent / "report.txt"
     report.write_text(done.stderr)
     lines = explain(done.stderr, folder)
     if not lines:
-        lines = [line for line in done.stderr.splitlines() if not line.startswith(CASE)]
+        lines += [line for line in done.stderr.splitlines() if not line.startswith(CASE)]
     if done.returncode < 0:
         name = signal.Signals(-done.returncode).name
         lines.append(f"error: the program was ended by {name}, {_last_case(done.stderr)}; --sanitize names the line")
@@ -205,8 +237,11 @@ def _run_with(sanitizer: str, library: Path, folder: Path, words: list[str]) -> 
 
 
 def _last_case(said: str) -> str:
-    cases = [line.removeprefix(CASE) for line in said.splitlines() if line.startswith(CASE)]
-    return f"with {cases[-1]}" if cases else "before the first case"
+    case = "before the first case"
+    for line in said.splitlines():
+        if line.startswith(CASE):
+            case = f"with {line.removeprefix(CASE)}"
+    return case
 
 
 def _runtime(name: str) -> str:
@@ -224,7 +259,9 @@ def explain(said: str, folder: Path) -> list[str]:
     if found is None:
         return []
     place = re.search(r"^on_cpu: (block .*)", said, re.MULTILINE)
-    default = place[1] if place else "the host"
+    default = "the host"
+    if place is not None:
+        default = place[1]
     names = dict(re.findall(r"Thread (T\d+) '(.*?)'", said))
     lines = [f"{found[1]}, {_last_case(said)}"]
     if found[1].startswith("error"):
@@ -236,7 +273,8 @@ def explain(said: str, folder: Path) -> list[str]:
         if access is not None:
             who = f"{access[1].lower()} of {access[2]} bytes by {names.get(access[3], default)}"
         elif frame is not None and who:
-            lines += _shown(folder / "src" / frame[1], int(frame[2]), who)
+            source = folder / "src" / frame[1]
+            lines += _shown(source, int(frame[2]), who)
             who = ""
     return lines
 

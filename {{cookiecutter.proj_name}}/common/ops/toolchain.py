@@ -36,11 +36,16 @@ def find_compiler(environment: Mapping[str, str] = os.environ) -> str | None:
         BuildError: the compiler in CXX is not found.
     """
     wanted = environment.get("CXX")
-    names = [wanted] if wanted else ["c++", "g++", "clang++"]
-    compiler = next(filter(None, map(shutil.which, names)), None)
-    if wanted and compiler is None:
+    names = ["c++", "g++", "clang++"]
+    if wanted:
+        names = [wanted]
+    for name in names:
+        compiler = shutil.which(name)
+        if compiler is not None:
+            return compiler
+    if wanted:
         raise BuildError(f"CXX={wanted} is not on the PATH")
-    return compiler
+    return None
 
 
 def find_cuda() -> Cuda:
@@ -49,8 +54,12 @@ def find_cuda() -> Cuda:
     Raises:
         BuildError: FORCE_CUDA=1 is impossible here.
     """
-    forced, nvcc = os.environ.get("FORCE_CUDA"), _find_nvcc()
-    gpus = {"{}.{}".format(*torch.cuda.get_device_capability(number)) for number in range(torch.cuda.device_count())}
+    forced = os.environ.get("FORCE_CUDA")
+    nvcc = _find_nvcc()
+    gpus = set()
+    for number in range(torch.cuda.device_count()):
+        major, minor = torch.cuda.get_device_capability(number)
+        gpus.add(f"{major}.{minor}")
     if forced == "0":
         return Cuda(None, [], "FORCE_CUDA=0")
     if nvcc is None:
@@ -68,15 +77,29 @@ def find_cuda() -> Cuda:
 
 
 def _find_nvcc() -> Path | None:
-    if home := os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH"):
-        return nvcc if (nvcc := Path(home, "bin", "nvcc")).is_file() else None
+    home = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH")
+    if home:
+        nvcc = Path(home, "bin", "nvcc")
+        return nvcc if nvcc.is_file() else None
     path = shutil.which("nvcc") or shutil.which("nvcc", path="/usr/local/cuda/bin")
     return Path(path) if path else None
 
 
-def compile_command(source: Path, target: Path, compiler: str, cuda: Cuda) -> list[str]:
+def compile_command(
+    source: Path,
+    target: Path,
+    compiler: str,
+    cuda: Cuda,
+) -> list[str]:
     """Return the command that compiles one source, .cpp or .cu."""
-    include_and_files = ["-isystem", str(TORCH / "include"), "-c", str(source), "-o", str(target)]
+    include_and_files = [
+        "-isystem",
+        str(TORCH / "include"),
+        "-c",
+        str(source),
+        "-o",
+        str(target),
+    ]
     if source.suffix == ".cpp":
         return [compiler, *FLAGS, *include_and_files]
     code = []
@@ -90,14 +113,23 @@ def compile_command(source: Path, target: Path, compiler: str, cuda: Cuda) -> li
     return [str(cuda.nvcc), *flags, *code, *include_and_files]
 
 
-def link_command(objects: list[Path], target: Path, compiler: str, cuda: Cuda) -> list[str]:
+def link_command(
+    objects: list[Path],
+    target: Path,
+    compiler: str,
+    cuda: Cuda,
+) -> list[str]:
     """Return the command that links the objects into a library.
 
     CUDA's runtime is linked statically, so it loads anywhere.
     """
-    command = [compiler] if cuda.nvcc is None else [str(cuda.nvcc), "-nodlink", "-ccbin", compiler]
+    command = [compiler]
+    strict = ["-Wl,--no-undefined"]
+    if cuda.nvcc is not None:
+        command = [str(cuda.nvcc), "-nodlink", "-ccbin", compiler]
+        strict = ["-Xlinker", "--no-undefined"]
     command += ["-shared", *map(str, objects), "-o", str(target)]
     command += [f"-L{TORCH / 'lib'}", "-ltorch", "-ltorch_cpu"]
     if sys.platform == "linux":  # a missing symbol is found here, not at the first import
-        command += ["-Wl,--no-undefined"] if cuda.nvcc is None else ["-Xlinker", "--no-undefined"]
+        command += strict
     return command
