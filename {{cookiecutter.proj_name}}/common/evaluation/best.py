@@ -142,15 +142,20 @@ def find_mode(config: BestConfig, better: Mapping[str, Better], sets: Iterable[s
     Raises:
         ConfigError: the config has no such metric, its direction is unknown and `mode` auto, or `mode` contradicts it.
     """
-    name, named = config.metric, [label for label in sets if label]
-    measured = {f"{label}.{value}": says for label in named for value, says in better.items()} if named else better
-    value = max((value for value in measured if f"{name}.".startswith(f"{value}.")), key=len, default=None)
-    if value is None:
+    name = config.metric
+    named = [label for label in sets if label]
+    measured: dict[str, Better] = {}
+    for label in named or [""]:
+        for value, says in better.items():
+            measured[f"{label}.{value}".removeprefix(".")] = says
+    fitting = [value for value in measured if f"{name}.".startswith(f"{value}.")]
+    if not fitting:
         hint = suggestion(name, list(measured), "there is")
         if named and name.partition(".")[0] in better:
             hint = f"dataset.val has sets by name, so name the set too, as in {named[0]}.{name}"
         rule = "is neither a loss with a weight other than 0 nor a metric of this config"
         raise ConfigError([Problem("best.metric", name, rule, hint)])
+    value = max(fitting, key=len)
     says = measured[value]
     if isinstance(says, Mapping):
         says = says.get(name.removeprefix(f"{value}."))

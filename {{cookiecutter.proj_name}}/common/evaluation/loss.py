@@ -148,7 +148,10 @@ class LossFactory(nn.Module):
         total: Tensor | None = None
         for term in self.terms:
             weight = self._weights[term.name]
-            parts = by_part(term.name, term(output, batch))
+            value = term(output, batch)
+            parts = {term.name: value}
+            if isinstance(value, dict):
+                parts = {f"{term.name}.{part}": item for part, item in value.items()}
             losses |= parts
             for value in parts.values():
                 if weight != 1.0:
@@ -166,13 +169,6 @@ def measured_losses(sections: Mapping[str, Any] | None) -> list[str]:
         if not isinstance(part, Mapping) or part.get("weight") != 0:
             names.append(name)
     return names
-
-
-def by_part(name: str, value: Any) -> dict[str, Any]:
-    """Return a single value by `name`; a dict of several by `name.part`."""
-    if not isinstance(value, dict):
-        return {name: value}
-    return {f"{name}.{part}": item for part, item in value.items()}
 
 
 def _has_weights(function: Any) -> bool:

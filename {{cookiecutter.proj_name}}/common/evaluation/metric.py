@@ -154,7 +154,10 @@ class MetricDict:
         if name in self._inputs:
             found = look_up(self._inputs[name], output, batch, f"metric.{name}")
             # Parts that `inputs` does not name stay as they are, so one name that differs is one line.
-            given = [{**part, **found} if isinstance(part, Mapping) else found for part in given]
+            for at, part in enumerate(given):
+                given[at] = found
+                if isinstance(part, Mapping):
+                    given[at] = {**part, **found}
         if isinstance(metric, Metric):
             metric.update(*given)
         elif isinstance(metric, GatheredMetric):

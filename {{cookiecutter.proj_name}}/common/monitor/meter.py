@@ -53,7 +53,8 @@ class Meter:
         if self._pending and step - self._pending[0][0] >= _MOST_PENDING:
             self._collect()
         # detach makes no copy and starts no kernel; without it the graph of every step would stay alive.
-        self._pending.append((step, {name: value.detach() for name, value in losses.items()}, samples))
+        held = {name: value.detach() for name, value in losses.items()}
+        self._pending.append((step, held, samples))
 
     def discard(self, step: int) -> None:
         """Forget the losses of the latest step, which was skipped."""

@@ -45,8 +45,11 @@ class SplitResult:
     @property
     def values(self) -> dict[str, float]:
         """All values: `loss`, or `name.loss` of a set with a name."""
-        rows = ((name, key, value) for name, measured in self.sets.items() for key, value in measured.values.items())
-        return {f"{name}.{key}" if name else key: value for name, key, value in rows}
+        values: dict[str, float] = {}
+        for name, measured in self.sets.items():
+            for key, value in measured.values.items():
+                values[f"{name}.{key}".removeprefix(".")] = value
+        return values
 
     @property
     def samples(self) -> int | dict[str, int]:

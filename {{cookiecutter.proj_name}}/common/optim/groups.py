@@ -118,14 +118,16 @@ def log_groups(groups: Sequence[Mapping[str, Any]]) -> None:
     logger.info("{} parameter groups:\n{}", len(groups), "\n".join(rows))
 
 
-def group_name(group: Mapping[str, Any]) -> str:
-    """Return the name of an optimizer's group, for the learning rate: parts with and without weight decay share one."""
-    return str(group.get("name", "all")).removesuffix(_NO_DECAY)
-
-
 def learning_rates(optimizer: Optimizer) -> dict[str, float]:
-    """Return the current learning rates by the group's name; in the course of a run the names stay the same."""
-    return {group_name(group): float(group["lr"]) for group in optimizer.param_groups}
+    """Return the current learning rates by the group's name; in the course of a run the names stay the same.
+
+    Parts with and without weight decay share one.
+    """
+    rates: dict[str, float] = {}
+    for group in optimizer.param_groups:
+        name = str(group.get("name", "all"))
+        rates[name.removesuffix(_NO_DECAY)] = float(group["lr"])
+    return rates
 
 
 def _assign(

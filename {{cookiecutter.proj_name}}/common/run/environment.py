@@ -20,7 +20,6 @@ def versions_of(names: Iterable[str]) -> dict[str, str]:
     """Return the versions of installed packages by name, and of imported modules that have a `__version__`."""
     versions = {}
     for name in sorted(names):
-        version: Any
         try:
             versions[name] = metadata.version(name)
         except (metadata.PackageNotFoundError, ValueError):
