@@ -124,9 +124,7 @@ class _ToLoguru(logging.Handler):
             level: str | int = logger.level(record.levelname).name
         except ValueError:  # a level of the library's own
             level = record.levelno
-        caller = logger.bind(at=_place(record.pathname, record.lineno)).patch(
-            lambda entry: entry.update({"name": record.name})
-        )
+        caller = logger.bind(at=_place(record.pathname, record.lineno))
         # Passed as an argument: braces in the text must not be taken for format fields.
         message = record.getMessage()
         caller.opt(exception=record.exc_info).log(level, "{}", message)

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Protocol
+from typing import Any
 
 from torch import nn
 from torch.optim import Optimizer
@@ -13,29 +13,12 @@ from common.optim import OptimConfig
 from common.optim.several import parts_of
 from common.progress import Position
 
-Versions = Iterator[tuple[str, AbstractContextManager[None]]]
 
+class Average:
+    """The empty seat: the weights themselves are evaluated.
 
-class Average(Protocol):
-    """What the loop calls; `update` only if `is_active`, after a step that was taken, with the position before it."""
-
-    is_active: bool
-
-    def follow(self, model: nn.Module, optimizer: Optimizer | None = None) -> None: ...
-
-    def update(self, model: nn.Module, at: Position) -> None: ...
-
-    def versions(self, model: nn.Module) -> Versions: ...
-
-    def reset(self, model: nn.Module) -> None: ...
-
-    def state_dict(self) -> dict[str, Any]: ...
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
-
-
-class NoAverage:
-    """The empty seat: the weights themselves are evaluated."""
+    `update` is called only if `is_active`, after a step that was taken, with the position before it.
+    """
 
     is_active = False
 
@@ -50,7 +33,7 @@ class NoAverage:
     def update(self, model: nn.Module, at: Position) -> None:
         """Nothing is averaged."""
 
-    def versions(self, model: nn.Module) -> Versions:
+    def versions(self, model: nn.Module) -> Iterator[tuple[str, AbstractContextManager[None]]]:
         """Yield the weights as they are."""
         yield "", nullcontext()
 
@@ -72,6 +55,6 @@ def build_average(config: OptimConfig, model: nn.Module, metric: str) -> Average
     """
     ema = part("ema", "average")
     if ema is None:
-        return NoAverage()
+        return Average()
     average: Average = ema.build(config, model, metric)
     return average

@@ -11,12 +11,13 @@ from torch.optim import Optimizer
 from common.base.errors import UserError
 from common.distributed import own_buffers
 from common.distributed.sharded import is_sharded, local
+from common.optim.average import Average
 from common.optim.several import parts_of
 from common.progress import Interval, Position
 from parts.ema.config import OWN, EmaConfig, OptimConfig
 
 
-class Ema:
+class Ema(Average):
     """The floating point tensors of `model.state_dict()`, averaged in at least 32 bits.
 
     Frozen parameters are not averaged until they are trained, nor are buffers that are declared in `own_buffers`.
