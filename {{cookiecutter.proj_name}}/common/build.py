@@ -47,11 +47,17 @@ def build_parts(
     Raises `UserError` if a part cannot be built, or if the classes of the datasets differ.
     """
     stream = build_stream(config, rank, seed)
+    task = build_task(config, seed, rank, first_weights=first_weights)
+    stage_streams: Mapping[int, BatchStream] = {}
+    stages = part("stages", "stages")
+    if stages is not None:  # some have their own data
+        build = partial(build_stream, rank=rank, seed=seed)
+        stage_streams = stages.build_streams(config, build, stream)
     parts = Parts(
-        task=build_task(config, seed, rank, first_weights=first_weights),
+        task=task,
         precision=build_precision(config.precision, rank.device),
         stream=stream,
-        stage_streams=build_stage_streams(config, rank, seed, stream),
+        stage_streams=stage_streams,
         val=build_evaluation(config, "val", rank, seed),
         evaluation=build_evaluation(config, "eval", rank, seed),
     )
@@ -131,21 +137,6 @@ def build_stream(config: RunConfig, rank: Rank, seed: int) -> BatchStream:
         worker=config.num_workers,
         device=rank.device,
     )
-
-
-def build_stage_streams(
-    config: RunConfig,
-    rank: Rank,
-    seed: int,
-    usual: BatchStream,
-) -> Mapping[int, BatchStream]:
-    """Build the training data of stages that have their own, by number."""
-    stages = part("stages", "stages")
-    if stages is None:
-        return {}
-    build = partial(build_stream, rank=rank, seed=seed)
-    streams: dict[int, BatchStream] = stages.build_streams(config, build, usual)
-    return streams
 
 
 def build_evaluation(

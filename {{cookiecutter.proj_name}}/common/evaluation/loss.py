@@ -90,25 +90,24 @@ def look_up(inputs: Inputs, output: Any, batch: Any, key: str) -> dict[str, Any]
 
     `key`: of the config, for the message of the `UserError` if there is none.
     """
-    source = {"output": output, "batch": batch}
-    return {name: _find(path, source, key) for name, path in inputs.items()}
-
-
-def _find(path: str, value: Any, key: str) -> Any:
-    try:
-        for name in path.split("."):
+    found: dict[str, Any] = {}
+    for name, path in inputs.items():
+        value: Any = {"output": output, "batch": batch}
+        try:
+            for part in path.split("."):
+                if isinstance(value, Mapping):
+                    value = value[part]
+                elif hasattr(value, part):
+                    value = getattr(value, part)
+                else:
+                    value = value[int(part)]
+        except (LookupError, TypeError, ValueError) as error:
+            known = f"a {type(value).__name__}"
             if isinstance(value, Mapping):
-                value = value[name]
-            elif hasattr(value, name):
-                value = getattr(value, name)
-            else:
-                value = value[int(name)]
-    except (LookupError, TypeError, ValueError) as error:
-        known = f"a {type(value).__name__}"
-        if isinstance(value, Mapping):
-            known = ", ".join(map(str, value))
-        raise UserError(f"{key}.inputs: {path} does not exist; available: {known}") from error
-    return value
+                known = ", ".join(map(str, value))
+            raise UserError(f"{key}.inputs: {path} does not exist; available: {known}") from error
+        found[name] = value
+    return found
 
 
 class LossFactory(nn.Module):

@@ -37,7 +37,7 @@ class OpenRun:
     attempt: int
     id: str
     record: dict[str, Any] = field(repr=False)
-    before: Mapping[Path, str] = field(default_factory=dict, repr=False)
+    before: Mapping[Path, str] = field(repr=False)
     kept: dict[str, str] = field(default_factory=dict, repr=False)
 
     def make_again(self) -> bool:
