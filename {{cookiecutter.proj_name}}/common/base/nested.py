@@ -62,10 +62,11 @@ def rows(values: Any, part: slice, size: int) -> Any:
     return map_tensors(values, lambda item: item[part] if item.ndim > 0 and len(item) == size else item)
 
 
-Leaves = Callable[[Any, tuple[Any, ...]], Any]
-
-
-def map_leaves(value: Any, function: Leaves, path: tuple[Any, ...] = ()) -> Any:
+def map_leaves(
+    value: Any,
+    function: Callable[[Any, tuple[Any, ...]], Any],
+    path: tuple[Any, ...] = (),
+) -> Any:
     """`value`, of nested dicts, lists and tuples, with every leaf and key replaced by `function(leaf, path)`.
 
     `path` holds the keys and indices of the leaf. Subclasses (OrderedDict, named tuples) become plain types.

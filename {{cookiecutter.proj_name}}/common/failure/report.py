@@ -92,9 +92,9 @@ class Failure:
 
     def summary(self, details: Path | None = None) -> str:
         """Return the part to read first, and so printed last."""
-        if not self.is_boxed and self.world_size == 1:
-            return self.title
         if not self.is_boxed:
+            if self.world_size == 1:
+                return self.title
             return f"{self.title}\n  ({self.process})"
         rows = [("at", self.source)]
         rows += [("during", note) for note in self.during]

@@ -99,8 +99,9 @@ def _match_modules(task: nn.Module, patterns: Sequence[str], key: str) -> Module
     for name in match_names(patterns, list(modules), key):
         if any(name.startswith(f"{above}.") for above in chosen):
             continue
-        if type(modules[name]).forward is nn.Module.forward:
-            kind = type(modules[name]).__name__
+        module = modules[name]
+        if type(module).forward is nn.Module.forward:
+            kind = type(module).__name__
             raise UserError(f"{key}: {name} is a {kind}, which is never called; name what is in it: {name}.*")
-        chosen[name] = modules[name]
+        chosen[name] = module
     return chosen
