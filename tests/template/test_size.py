@@ -29,11 +29,11 @@ WORDS = {
 ANSWERS = {name: {"parts": name} for name in ("core", "usual", "all")}
 # In 1,000 source lines of common/.
 DENSITY = {
-    "conditional expressions": (23.5, 15),
-    "comprehensions": (32.5, 25),
-    "lines above 22 tokens": (47.5, 30),
-    "walrus": (1.1, 1),
-    "tuple assignments": (5, 4),
+    "conditional expressions": (23, 15),
+    "comprehensions": (33, 25),
+    "lines above 22 tokens": (46.5, 30),
+    "walrus": (1.3, 1),
+    "tuple assignments": (4.5, 4),
 }
 BLANK = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
 

@@ -205,8 +205,7 @@ class Monitor:
         speed = {"step_seconds": timing.step, "data_share": timing.data, "samples_per_second": timing.rate}
         speed |= compared
         self.recorder.record("speed", **where, values=speed | {"memory_bytes": memory})
-        shown = drop_duplicate_loss(losses.raw) | others
-        self.recorder.write("scalars", "train", at.step, shown)
+        self.recorder.write("scalars", "train", at.step, drop_duplicate_loss(losses.raw) | others)
         self.recorder.write("scalars", "lr", at.step, by_group)
         speed["memory_GB"] = memory / 1e9
         self.recorder.write("scalars", "speed", at.step, speed)
