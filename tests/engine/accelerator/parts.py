@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from common.trainer import Trainer
+from parts.pictures import around
 from custom.datasets.digits_dataset import DigitsDataset
 
 
@@ -26,6 +27,7 @@ def mark_waits(trainer: Trainer) -> None:
     """Write into the file of waits when the loop enters and leaves what may wait."""
     for name in ("log", "validate", "evaluate", "save", "finish"):
         setattr(trainer, name, _marked(getattr(trainer, name), name))
+    around.draw_training = _marked(around.draw_training, "pictures")
 
 
 def _marked(method: Callable[..., Any], name: str) -> Callable[..., Any]:

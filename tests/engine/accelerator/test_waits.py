@@ -48,5 +48,5 @@ def test_those_of_a_log_line_an_evaluation_and_a_save(waits: Waits) -> None:
         "copy to the host  common/monitor/meter.py to_floats": 3,
         "item  custom/metric/accuracy_metric.py update": 4,
         "copy to the host  custom/tasks/classification_task.py sample_errors": 6,
-        "copy to the host  parts/pictures/gallery.py <lambda>": 60,
+        "copy to the host  parts/pictures/gallery.py <lambda>": 96,
     }
