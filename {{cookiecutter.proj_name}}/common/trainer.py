@@ -373,7 +373,7 @@ class Trainer:
             return
         if not self.config.allow_changes:
             refuse_absent(state)
-        report = accept_changes(state, self.state, type(self.config), self.config.allow_changes, self.rank)
+        report = accept_changes(state, self.state, type(self.config), self.config.allow_changes)
         if "stages" in state and self.stage.changes:  # first: an optimizer loads the state of its own parameters
             self.stage.load_state_dict(state["stages"])
             self.change_stage()

@@ -64,7 +64,8 @@ def fingerprint(rank: Rank, data: BatchStream, seed: int, model: str, read: Mapp
         model: how it was prepared.
         read: what the main process read of the data, by name, see `common.data.reading`.
     """
-    versions, read = from_main((packages(), read) if rank.is_main else None, rank) or ({}, {})
+    versions = packages() if rank.is_main else {}
+    versions, read = from_main((versions, read), rank)
     return {
         "torch": str(torch.__version__),
         "numpy": np.__version__,

@@ -12,7 +12,6 @@ from common.config import ConfigError, resolve
 from common.config.layers import node_of
 from common.config.names import join_names
 from common.data.view import innermost
-from common.distributed import Rank
 from common.optim.several import parts_of
 
 # Keys that decide when and what a run measures, and thereby its best value, early stopping, perhaps its learning rate.
@@ -32,7 +31,7 @@ SAFE = (
 _BATCH = ("batch_size", "optim.accumulate")
 
 
-def accept_changes(saved: Mapping[str, Any], run: RunState, schema: type, allowed: bool, rank: Rank) -> str:
+def accept_changes(saved: Mapping[str, Any], state: RunState, schema: type, allowed: bool) -> str:
     """Compare a checkpoint's state with the run that resumes it. Returns the changes and the guarantee, for the log.
 
     As long as a step has as many samples as before, over all ranks, batch size, accumulation and number of ranks may be
@@ -46,18 +45,18 @@ def accept_changes(saved: Mapping[str, Any], run: RunState, schema: type, allowe
         UserError: a change alters what is trained and `allowed` is false, or the optimizer is a different one.
     """
     old = saved["fingerprint"]
-    new = run.fingerprint
+    new = state.fingerprint
     config = saved["about"]["config"]
     with suppress(ConfigError):  # without keys that this version does not have, and with its defaults
         config = resolve(schema, [], stored=node_of(config, "")).values
-    changed = list(changes(config, run.about["config"]))
+    changed = list(changes(config, state.about["config"]))
     resized = Change("samples per step", old["samples per step"], new["samples per step"])
     is_resized = resized.old != resized.new
     breaking = [change for change in changed if not change.matches(SAFE if is_resized else (*SAFE, *_BATCH))]
     if is_resized:
         changed.append(resized)
         breaking.append(resized)
-    if breaking and not (allowed or (rank.restarted and breaking == [resized])):
+    if breaking and not (allowed or (state.rank.restarted and breaking == [resized])):
         lines = "\n".join(map(str, breaking))
         if is_resized:
             processes = f"processes ({old['ranks']} then, {new['ranks']} now)"
@@ -72,7 +71,7 @@ def accept_changes(saved: Mapping[str, Any], run: RunState, schema: type, allowe
             "optim.optim_type: the state of one optimizer does not fit another; to take only the weights: "
             "--progress.start_epoch 0 --name NEW"
         )
-    guarantee = resume_guarantee(saved, run, changed, breaking)
+    guarantee = resume_guarantee(saved, state, changed, breaking)
     return "\n".join(["changed since then:", *map(str, changed), guarantee]) if changed else guarantee
 
 

@@ -23,7 +23,7 @@ from common.distributed.buffers import named_buffers
 from common.distributed.seed import mix, random_state, set_random_state, set_seed
 from common.progress import Position
 
-_DATA = "data"  # the part whose state each process may have its own of: a dataset counts what it has read
+_DATA = "data"  # may differ between processes: a dataset can count what it has read
 
 
 class Stateful(Protocol):
@@ -48,7 +48,7 @@ def load_task(
     Raises:
         UserError: the weights are another model's, or a frozen tensor has changed.
     """
-    weights = {**state["model"], **state["task"]}
+    weights = {**state["model"], **state["task"]}  # together: older files have the tensors of losses in `model`
     left_out = state["frozen"]
     fit_buffers(task, weights, empty)
     load_weights(task, averaged_state_dict(weights, state["ema"] if average else {}), str(source), left_out)
@@ -61,7 +61,7 @@ class RunState:
 
     Attributes:
         task: without wrappers, so names have no prefix. The tensors of its `model` are saved as `model`, all others as
-            `task`; until they had a place of their own, those of losses were saved as the model's too.
+            `task`.
         parts: everything else that is saved, by name.
         fingerprint: see `common.checkpoint.fingerprint`.
         about: plain values (the config) stored in a checkpoint.
@@ -102,14 +102,15 @@ class RunState:
         mine = random_state(self.rank.device)
         tensors = self.task.state_dict()
         frozen = self._frozen.to_leave_out()
-        model = {name: tensors.pop(name) for name in self.task.get_submodule("model").state_dict()}
+        of_model = self.task.get_submodule("model").state_dict()
+        model = {name: tensors.pop(name) for name in of_model}  # what stays in `tensors` is the rest of the task
         parts = {name: part.state_dict() for name, part in self.parts.items()}
         user = {name: part.state_dict() for name, part in self.user_parts.items()}
         state = {
             "format": FORMAT,
             "position": at._asdict(),
             "values": dict(values),
-            "owed": sorted(pending),
+            "owed": sorted(pending),  # this name in files only
             "model": {name: value for name, value in model.items() if name not in frozen},
             "task": {name: value for name, value in tensors.items() if name not in frozen},
             "frozen": frozen,
@@ -183,11 +184,11 @@ class RunState:
                 part.load_state_dict(state.get(name, {}))
         if only:
             return at, {}, set()
-        for name, own in self.user_parts.items():
-            own.load_state_dict(user[name])
-        streams = state["random"]
-        if len(streams) == self.rank.world_size:
-            set_random_state(streams[self.rank.rank], self.rank.device)
+        for name, part in self.user_parts.items():
+            part.load_state_dict(user[name])
+        random = state["random"]
+        if len(random) == self.rank.world_size:
+            set_random_state(random[self.rank.rank], self.rank.device)
         else:
             set_seed(mix(self.fingerprint["seed"], self.rank.rank, at.step))
         return at, dict(state["values"]), set(state["owed"])

@@ -82,7 +82,7 @@ class KeyedBatches:
             for index in left:
                 self._seed(mix(self.seed, epoch, index))
                 items.append(dataset[index % size])
-                if self._is_first and self._finds_more():  # made when it was first needed
+                if self._is_first and self._finds_more():  # a new generator: read again, seeded
                     self._seed(mix(self.seed, epoch, index))
                     items[-1] = dataset[index % size]
                 self._is_first = False

@@ -162,8 +162,10 @@ class TrainStream(BatchStream):
 
     def epoch(self, at: Position) -> Iterator[Step]:
         """Yield the steps from `at` to the end of its epoch. Skipped samples are not read."""
-        # Workers read ahead of the loop, so the keys are ahead of it too.
-        self._keys.epoch, (self._keys.global_batches, global_batches) = at.epoch, tee(self.plan.global_batches(at))
+        # Workers read ahead of the loop, so the keys need an iterator of their own.
+        ahead, global_batches = tee(self.plan.global_batches(at))
+        self._keys.epoch = at.epoch
+        self._keys.global_batches = ahead
         batches: Iterator[Any] = read(self._loader)
         try:
             for first in batches:  # to the loader's end, so that its workers stop at once

@@ -67,9 +67,11 @@ class EpochOrder:
         order = order.astype(np.int64, copy=False)
         if np.bincount(order).max() == 1:
             return order
+        # occurrence[i]: how often the sample order[i] came before position i.
         by_index = np.argsort(order, kind="stable")
+        grouped = order[by_index]
         occurrence = np.empty_like(order)
-        occurrence[by_index] = np.arange(len(order)) - np.searchsorted(order[by_index], order[by_index])
+        occurrence[by_index] = np.arange(len(order)) - np.searchsorted(grouped, grouped)
         return order + size * occurrence
 
 

@@ -72,19 +72,23 @@ class EpochPlan:
     def global_batches(self, at: Position) -> Iterator[GlobalBatch]:
         """Yield the global batches from `at` to the end of its epoch."""
         order = self.order(at.epoch)
-        batch_size, per_step, stop = self.batch_size, self.samples_per_step, self.order.size
+        batch_size = self.batch_size
+        per_step = self.samples_per_step
+        stop = self.order.size
         if self.drop_last:
             stop -= per_step - 1
         starts = range(at.sample, stop, per_step)
         borrowed = min(2, batch_size)  # samples: from one, batch norm cannot compute a variance
         for start in starts:
             window = order[start : start + per_step]
-            samples, share = len(window), window[self.rank :: self.world_size].tolist()
+            samples = len(window)
+            share = window[self.rank :: self.world_size].tolist()
             # Rank 0 has the most micro-batches. The others run as many, if need be with borrowed samples of weight 0:
             # all ranks must take part in gradient synchronization and in gathering sharded weights.
             count = -(-samples // (self.world_size * batch_size))
             if self.in_blocks:
-                share = window[self.rank * (block := batch_size * self.accumulate) :][:block].tolist()
+                block = batch_size * self.accumulate
+                share = window[self.rank * block : (self.rank + 1) * block].tolist()
                 count = max(1, -(-len(share) // batch_size))
             batches = [share[first : first + batch_size] for first in range(0, count * batch_size, batch_size)]
             weights = [len(batch) * self.world_size / samples for batch in batches]
