@@ -107,8 +107,10 @@ class RunContext:
         config = self.config
         rank = self.rank
         # A job restarted by its launcher continues its own run, whatever --resume and start_epoch say; never another.
-        has_saved = any(self.paths.checkpoints.glob("*.pt"))
-        restarted = from_main(is_restart(self.paths, rank) and has_saved, rank)
+        restarted = False
+        if is_restart(self.paths, rank):
+            restarted = any(self.paths.checkpoints.glob("*.pt"))
+        restarted = from_main(restarted, rank)
         self.only_weights = config.progress.start_epoch == 0 and not restarted
         resume = config.resume
         if restarted:

@@ -307,7 +307,7 @@ class Trainer:
             for prefix, weights in self.average.versions(self.task):
                 with weights:
                     share_buffers(self.task, self.rank)  # every process
-                    measured = self.evaluator.run(sets, fixed=split == "val").sets
+                    measured = self.evaluator.run(sets, fixed=split == "val", draws=not prefix).sets
                 all_sets |= {f"{prefix}{name}".removesuffix("."): entry for name, entry in measured.items()}
             result = SplitResult(all_sets)
             if self.evaluator.gallery:

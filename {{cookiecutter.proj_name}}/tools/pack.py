@@ -1,7 +1,8 @@
 """Pack a folder of images, one sub-folder per class, into tar files: python -m tools.pack FOLDER OUT
 
 The files have the layout of WebDataset, and are read by `TarDataset`. Equal input gives equal bytes.
-Samples are in a random order, since what is read in sequence needs mixed classes; it depends on the files' names alone.
+Samples are in a random order, since readers in sequence, such as WebDataset, need mixed classes; it depends on the
+files' names alone.
 """
 
 import argparse

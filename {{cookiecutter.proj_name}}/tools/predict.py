@@ -64,7 +64,7 @@ class Predictor:
     def __call__(self, inputs: Iterable[str | Path]) -> list[dict[str, Any]]:
         """Return a row for each file; of a folder for all below it.
 
-        Raises `UserError` that names all unreadable files.
+        Raises `UserError` that counts unreadable files, and names the first of them.
         """
         files = find_files(inputs, self.trained.section()[1])
         rows, unreadable = list[dict[str, Any]](), list[str]()

@@ -118,12 +118,13 @@ class Registry:
             return self._entries[name]
         if "." in name or ":" in name:
             return import_path(name)
+        left_out = "".join(f"\n      {line}" for line in self.left_out)
         for part, entries in _OF_PARTS.items():
-            if f"{self.kind}.{name}" in entries.split() and not self.left_out:
-                raise UserError(f"the {self.kind} {name} needs the part {part}: make add PART={part}")
+            if f"{self.kind}.{name}" in entries.split():
+                needed = f"the {self.kind} {name} needs the part {part}: make add PART={part}"
+                raise UserError(f"{needed}, or its file is skipped:{left_out}" if left_out else needed)
         known = suggestion(name, sorted(self._entries), "known")
         remedy = f"add @{self.kind.upper()}_REGISTRY.register() to a class or function in {self._where_to_add}"
-        left_out = "".join(f"\n      {line}" for line in self.left_out)
         raise UserError(f"there is no {self.kind} called {name}; {known} (for a new one, {remedy}){left_out}")
 
     def build(self, section: str | Mapping[str, Any], *, ignore: Names = (), **provided: Any) -> Any:

@@ -125,6 +125,7 @@ class _ToLoguru(logging.Handler):
         except ValueError:  # a level of the library's own
             level = record.levelno
         caller = logger.bind(at=_place(record.pathname, record.lineno))
+        caller = caller.patch(lambda entry: entry.update({"name": record.name}))  # for a sink that filters by it
         # Passed as an argument: braces in the text must not be taken for format fields.
         message = record.getMessage()
         caller.opt(exception=record.exc_info).log(level, "{}", message)

@@ -42,7 +42,7 @@ class ClosureStep(OptimizerStep):
 
     def step_with_closure(self) -> None:
         """Call the optimizer, which calls the closure."""
-        self.with_closure.step(self.closure)
+        self.with_closure.step(closure=self.closure)
         self.stay_together(again=False)
 
     def compute(self, update: TaskUpdate, step: Step, weights: Sequence[tuple[float, int]], at: Position) -> Tensor:

@@ -7,6 +7,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from common.base.errors import UserError
 from common.base.files import warn_on_oserror
 from common.base.nested import map_tensors, rows
 from common.distributed import Rank, gather_to_main
@@ -105,6 +106,8 @@ class Selection:
             return
         size = len(errors)
         numbers = range(size) if indices is None else indices
+        if len(numbers) != size:
+            raise UserError(f"sample_errors must give one entry per sample: {size} for {len(numbers)}")
         news: list[_Candidate] = []
         for error, number in zip(errors, numbers, strict=True):
             news.append(_Candidate(*error, number, len(news)))

@@ -26,7 +26,7 @@ from custom.config import Config
 
 # Settings that may change while a sweep is under way: its runs stay comparable.
 _FREE = (
-    "name", "allow_changes", "gpu_ids", "num_workers", "dir.*", "monitor.*", "profile.*", "checkpoint.*",
+    "name", "allow_changes", "gpu_ids", "num_workers", "dir.*", "monitor.*", "profile.*", "pictures.*", "checkpoint.*",
     "dist.timeout", "dist.launcher", "loader.pin_memory", "loader.prefetch", "loader.persistent", "loader.timeout",
     "loader.start_method",
 )  # fmt: skip
