@@ -14,12 +14,12 @@ from support import REPO, TEMPLATE, Render
 # examples; "files": of any kind. Each number: the limit, which is what was reached and may only fall, and the aim.
 SIZE = {
     ("core", "own"): (96_233, 75_000),
-    ("core", "tests"): (31_159, 32_000),
+    ("core", "tests"): (31_255, 32_000),
     ("core", "files"): (220, 170),
     ("usual", "own"): (127_552, 105_000),
-    ("usual", "tests"): (53_594, 56_000),
+    ("usual", "tests"): (53_796, 56_000),
     ("all", "own"): (163_961, 160_000),
-    ("all", "tests"): (71_613, 74_000),
+    ("all", "tests"): (71_815, 74_000),
 }
 WORDS = {
     "README of the project": (1_800, 1_800),

@@ -11,6 +11,7 @@ from custom.datasets.digits_dataset import DigitsDataset
 from custom.loss.classification_loss import CrossEntropyLoss
 from custom.metric.accuracy_metric import Accuracy
 from custom.models.conv_model import ConvModel
+from custom.tasks.classification_task import ClassificationTask
 
 DATA = Path(train.__file__).parent / "data"
 
@@ -60,3 +61,11 @@ def test_a_short_run_learns_something(runs: Runs) -> None:
     )
     first, *_, last = metrics(folder, "val")
     assert last["values"]["loss"] < first["values"]["loss"]
+
+
+def test_names_in_other_letters() -> None:
+    """A class is drawn by its number."""
+    task = ClassificationTask.__new__(ClassificationTask)
+    task.__dict__["classes"] = ["猫", "犬"]
+    output = {"prediction": torch.tensor([1]), "probability": torch.tensor([0.4])}
+    assert task.pictures(output, {"image": torch.zeros(1, 1, 8, 8)}, 1)[0].text.startswith("1 (")

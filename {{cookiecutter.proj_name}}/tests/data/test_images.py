@@ -15,8 +15,7 @@ from library.data.files_below import FilesBelow
 from library.data.image_files_dataset import ImageFiles
 from library.data.image_folder_dataset import ImageFolderDataset
 from library.data.sample_transform import ToFloat
-from tests.data.test_transforms import DATA, build
-from custom.datasets.digits_dataset import DigitsDataset
+from tests.data.test_transforms import build
 
 
 def images(folder: Path, classes: dict[str, int]) -> Path:
@@ -140,12 +139,3 @@ def test_a_data_set_made_for_no_project() -> None:
     colours = np.arange(24, dtype=np.uint8).reshape(2, 4, 3)
     assert torch.equal(ToFloat()(Image.fromarray(colours))[1] * 255, torch.tensor(colours[..., 1]).float())
     assert build("tests.samples.Digits", {"type": "Normalize", "mean": [0.5], "std": [1.0]}).random is False
-
-
-def test_digits_are_bright_on_dark_whatever_the_paper(tmp_path: Path) -> None:
-    data = DigitsDataset(DATA, "eval")
-    pixels = (data[0]["image"][0].numpy() * 255).round().astype(np.uint8)
-    for name, each in (("dark.png", pixels), ("light.png", 255 - pixels)):
-        Image.fromarray(each).save(tmp_path / name)
-    for sample in (found := DigitsDataset.from_files([tmp_path / "dark.png", tmp_path / "light.png"]))[0], found[1]:
-        assert torch.allclose(sample["image"], data[0]["image"], atol=0.01)

@@ -1,6 +1,7 @@
 """Which samples are drawn, what their pictures look like, and where they go."""
 
 import random
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import Tensor
+from torch.nn.functional import cross_entropy
 
 from common.distributed import Rank
 from common.monitor.show import Show
@@ -17,11 +19,10 @@ from parts.pictures.draw import draw
 from parts.pictures.gallery import Selection
 from tests.conftest import Runs
 from tests.ranks import several
-from custom.datasets.digits_dataset import DigitsDataset
-from custom.tasks.classification_task import ClassificationTask
+from tests.samples import Classification, Digits
 
 HERE = __name__
-TASK = ["--task", "{type: ClassificationTask}"]
+TASK = ["--task", f"{{type: {HERE}.Ranked}}"]
 Errors = list[tuple[bool, float, Any]]
 
 
@@ -94,15 +95,21 @@ def test_a_picture_shows_image_frame_and_text() -> None:
     assert len(draw(Picture(image))) < len(right)
 
 
-def test_names_in_other_letters() -> None:
-    """A class is drawn by its number."""
-    task = ClassificationTask.__new__(ClassificationTask)
-    task.__dict__["classes"] = ["猫", "犬"]
-    output = {"prediction": torch.tensor([1]), "probability": torch.tensor([0.4])}
-    assert task.pictures(output, {"image": torch.zeros(1, 1, 8, 8)}, 1)[0].text.startswith("1 (")
+class Ranked(Classification):
+    """Shows label, probability and name; wrong samples first."""
+
+    def sample_errors(self, output: dict[str, Tensor], batch: dict[str, Any]) -> Errors:
+        wrong = output["prediction"] != batch["label"]
+        losses = cross_entropy(output["logits"], batch["label"], reduction="none")
+        return list(zip(wrong.tolist(), losses.tolist(), batch["label"].tolist(), strict=True))
+
+    def pictures(self, output: dict[str, Any], batch: dict[str, Any], limit: int) -> list[Picture]:
+        (picture,) = super().pictures(output, batch, limit)  # one sample at a time
+        name = batch.get("name", [""])[0]
+        return [replace(picture, text=f"{int(batch['label'])} ({float(output['probability']):.0%})\n{name}")]
 
 
-class Noted(ClassificationTask):
+class Noted(Ranked):
     """Notes the texts of its pictures."""
 
     texts: list[str]
@@ -116,7 +123,7 @@ class Noted(ClassificationTask):
         show.image("noise", torch.rand(8, 8).numpy())
 
 
-class Named(DigitsDataset):
+class Named(Digits):
     """Three digits, each with a name."""
 
     def __init__(self, data_dir: Path, mode: str) -> None:
@@ -145,13 +152,13 @@ def test_validation_shows_every_class(runs: Runs, monkeypatch: pytest.MonkeyPatc
     )
     validations = [text.splitlines() for text in texts][-10:]
     names = [name for _, name in validations]
-    assert names[:5] == names[5:] == [f"...it with a long name/{number}" for number in (0, 1, 2, 0, 1)]
+    assert names[:5] == names[5:] == [f"a digit with a long name/{number}" for number in (0, 1, 2, 0, 1)]
     assert all(text.startswith(name[-1]) and text.endswith("%)") for text, name in validations)
     board = EventAccumulator(str(folder / "event")).Reload().Tags()
     assert set(board["images"]) == {"view/val", "task/noise"}
 
 
-SETS = "{$REPLACE: true, clean: {type: DigitsDataset}, moved: {type: DigitsDataset, shift: 1}}"
+SETS = "{$REPLACE: true, clean: {type: tests.samples.Digits}, moved: {type: tests.samples.Digits, shift: 1}}"
 
 
 def test_pictures_on_disk(runs: Runs) -> None:
@@ -170,7 +177,7 @@ def test_pictures_on_disk(runs: Runs) -> None:
 @pytest.mark.slow
 def test_two_processes_draw_the_same_pictures_as_one(runs: Runs) -> None:
     """The worst of all processes in one order, to the last pixel."""
-    data = ["--dataset.eval", "{type: DigitsDataset, eval_batch_size: 16}"]
+    data = ["--dataset.eval", "{type: tests.samples.Digits, eval_batch_size: 16}"]
     file = runs.train(*TASK, *data, "--progress.epoch", "1") / "checkpoints" / "latest.pt"
     drawn = []
     for world in (1, 2):
