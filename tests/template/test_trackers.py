@@ -128,8 +128,8 @@ def test_weights_and_biases_offline(render: Render, python: Path, tmp_path: Path
     for event in ("train", "val", "eval"):
         found = [(int(row["_step"]), float(row[f"{event}/loss"])) for row in rows if f"{event}/loss" in row]
         assert found == recorded(folder, event)
-    assert any("view/val/count" in row for row in rows)
-    assert len(list(file.parent.glob("files/media/images/view/*.png"))) > 10
+    assert any(key.startswith("view/val") for row in rows for key in row)
+    assert len(list(file.parent.glob("files/media/images/view/*.png"))) >= 4
     REPORT.append("Weights & Biases offline, its file read back")
 
 
