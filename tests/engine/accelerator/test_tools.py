@@ -22,6 +22,7 @@ analyze.Timer = Timer
 subject = analyze.ProfiledTask(train_config(sys.argv[1:]).config, 8)
 costs = subject.costs()
 assert subject.device == torch.device("emu", 1)
+torch.accelerator.synchronize(subject.device)  # at exit, the emulator's thread must have nothing left to do
 print(left, costs["bytes_peak"] > 0)
 """
 NOTEBOOK = """
