@@ -139,12 +139,7 @@ def build_stream(config: RunConfig, rank: Rank, seed: int) -> BatchStream:
     )
 
 
-def build_evaluation(
-    config: RunConfig,
-    split: str,
-    rank: Rank,
-    seed: int,
-) -> list[EvaluationLoader]:
+def build_evaluation(config: RunConfig, split: str, rank: Rank, seed: int) -> list[EvaluationLoader]:
     """Build the datasets of a split, unshuffled; every sample is evaluated once over all ranks."""
     loaders = []
     for name, section in sets_of(getattr(config.dataset, split)).items():
@@ -153,12 +148,7 @@ def build_evaluation(
 
 
 def build_set(
-    config: RunConfig,
-    split: str,
-    name: str,
-    section: Mapping[str, Any],
-    rank: Rank,
-    seed: int,
+    config: RunConfig, split: str, name: str, section: Mapping[str, Any], rank: Rank, seed: int
 ) -> EvaluationLoader:
     """Build one dataset of a split. The name is "" if it is the only one."""
     with error_context(lambda: f"in building dataset.{label(split, name)}"):
@@ -175,14 +165,7 @@ def build_set(
     )
 
 
-def seeded_dataset(
-    config: RunConfig,
-    split: str,
-    name: str,
-    section: Mapping[str, Any],
-    rank: Rank,
-    seed: int,
-) -> Any:
+def seeded_dataset(config: RunConfig, split: str, name: str, section: Mapping[str, Any], rank: Rank, seed: int) -> Any:
     """Build a dataset. Its constructor draws the same random numbers on all ranks, seeded by the run and its name.
 
     Raises `UserError` if its size differs between ranks, such as in an incomplete copy.
@@ -223,10 +206,7 @@ def check_classes(
                 f"dataset.{split} has the classes {', '.join(classes)}, but dataset.{first} has {', '.join(names)}; "
                 "every split needs the same class folders; some may be empty"
             )
-    key = ""
-    for argument in ("num_classes", "classes"):
-        if isinstance(model.get(argument), int):
-            key = argument
+    key = next((name for name in ("classes", "num_classes") if isinstance(model.get(name), int)), "")
     if names and key and len(names) != model[key]:
         shown = ", ".join(names[:8])
         if len(names) > 8:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from common.base.parts import installed
 import train
 from tests.conftest import CONFIG, Runs, load, metrics, run, same
 
@@ -28,6 +29,7 @@ def test_the_default_config_reads_digits(tmp_path: Path) -> None:
     values = json.loads((folder / "eval" / "best" / "metrics.json").read_text())["values"]
     assert values["Accuracy"] >= 0.97
     assert f"{values['Accuracy']:.5f}" in best.stdout
+    assert len(list((folder / "eval" / "best").glob("*.png"))) == (8 if "pictures" in installed() else 0)
     assert list(folder.glob("event/events.*"))
 
 

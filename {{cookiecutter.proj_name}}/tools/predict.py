@@ -64,7 +64,7 @@ class Predictor:
     def __call__(self, inputs: Iterable[str | Path]) -> list[dict[str, Any]]:
         """Return a row for each file; of a folder for all below it.
 
-        Raises `UserError` that counts unreadable files, and names the first of them.
+        Raises `UserError` that counts unreadable files, and names up to a hundred of them.
         """
         files = find_files(inputs, self.trained.section()[1])
         rows, unreadable = list[dict[str, Any]](), list[str]()
@@ -140,10 +140,15 @@ class _Unreadable(str):
     """Why a sample cannot be read."""
 
 
-def inner_of(section: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """Return the section of the first dataset inside of another one; None if there is none inside."""
-    inner = section.get("set") or next(iter(section.get("sets") or ()), None)
-    return inner if isinstance(inner, Mapping) else None
+def sections_to_reader(section: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Return the sections of datasets inside each other, from this one to the first whose class reads files."""
+    if callable(getattr(DATASET_REGISTRY.get(section["type"]), "from_files", None)):
+        return [section]
+    inner = section.get("set")
+    sets = section.get("sets")
+    if isinstance(sets, list) and sets:
+        inner = sets[0]
+    return [section, *sections_to_reader(inner)] if isinstance(inner, Mapping) else [section]
 
 
 def build_files(section: Mapping[str, Any], mode: str, files: Sequence[Any]) -> Any:
@@ -155,9 +160,7 @@ def build_files(section: Mapping[str, Any], mode: str, files: Sequence[Any]) -> 
     Raises:
         UserError: the class has no `from_files`.
     """
-    inner = inner_of(section)
-    if inner is not None:
-        return apply_transforms(build_files(inner, mode, files), section, mode)
+    *outer, section = sections_to_reader(section)
     kind = DATASET_REGISTRY.get(section["type"])
     make = getattr(kind, "from_files", None)
     if not callable(make):
@@ -168,7 +171,10 @@ def build_files(section: Mapping[str, Any], mode: str, files: Sequence[Any]) -> 
     given = {name: value for name, value in section.items() if name not in ("type", "transforms", *OWN)}
     defaults = {parameter.name: parameter.default for parameter in inspect.signature(kind).parameters.values()}
     defaults = {name: value for name, value in defaults.items() if value is not inspect.Parameter.empty}
-    return apply_transforms(make(files, **defaults | fit_arguments(kind, given)), section, mode)
+    dataset = make(files, **defaults | fit_arguments(kind, given))
+    for each in [section, *reversed(outer)]:
+        dataset = apply_transforms(dataset, each, mode)
+    return dataset
 
 
 def find_files(inputs: Iterable[str | Path], section: Mapping[str, Any]) -> list[str]:
@@ -180,10 +186,8 @@ def find_files(inputs: Iterable[str | Path], section: Mapping[str, Any]) -> list
     Raises:
         UserError: one does not exist, or there is none.
     """
-    reads = section
-    while (inner := inner_of(reads)) is not None:
-        reads = inner
-    reader, names = DATASET_REGISTRY.get(reads["type"]), [str(Path(path)) for path in inputs]
+    reader = DATASET_REGISTRY.get(sections_to_reader(section)[-1]["type"])
+    names = [str(Path(path)) for path in inputs]
     suffixes, of_lines = getattr(reader, "suffixes", None), getattr(reader, "lines", False)
     if missing := [name for name in names if not (Path(name).exists() or (of_lines and name == "-"))]:
         raise UserError(f"--input: there is no file or folder {in_lines(missing)}")
@@ -222,7 +226,10 @@ def heading(file: str) -> dict[str, str]:
 
 def in_lines(names: Sequence[str]) -> str:
     """Return the names, one per line if there are several; the first hundred of very many."""
-    return names[0] if len(names) == 1 else "".join(f"\n  {name}" for name in names[:_SHOWN])
+    if len(names) == 1:
+        return names[0]
+    more = [f"... and {len(names) - _SHOWN} more"] if len(names) > _SHOWN else []
+    return "".join(f"\n  {name}" for name in [*names[:_SHOWN], *more])
 
 
 def rows_as_text(rows: list[dict[str, Any]]) -> bytes:

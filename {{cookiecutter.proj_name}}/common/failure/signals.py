@@ -98,7 +98,7 @@ class StopSignals:
         elif self.signal not in _REQUEUE_SIGNALS or number == signal.SIGINT:
             if not self.signal:  # in another thread: the code that this interrupts may hold a lock of the log
                 _thread.start_new_thread(self._announce, (number,))
-            self._noted_at = time.monotonic()  # first: the same Ctrl-C may come again after the next line
+            self._noted_at = time.monotonic()  # first: a copy of the same Ctrl-C may arrive after the next line
             self.signal = number
 
     def _announce(self, number: int) -> None:

@@ -149,9 +149,9 @@ class Subset(_Combined):
             chosen = _share(fraction, size, seed, mode)
         else:
             chosen = torch.tensor(indices, dtype=torch.int64)
-        bad = chosen[(chosen < 0) | (chosen >= size)]
-        if len(bad):
-            raise UserError(f"dataset.{mode}.indices: there is no sample {int(bad[0])}; the dataset has {size}")
+            bad = chosen[(chosen < 0) | (chosen >= size)]
+            if len(bad):
+                raise UserError(f"dataset.{mode}.indices: there is no sample {int(bad[0])}; the dataset has {size}")
         super().__init__([dataset], chosen)
 
 

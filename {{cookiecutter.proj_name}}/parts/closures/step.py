@@ -20,18 +20,11 @@ class ClosureStep(OptimizerStep):
 
     Args:
         arguments: those of an `OptimizerStep`.
-
-    Raises:
-        UserError: another setting needs a step that computes the loss once.
     """
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
         self.name = type(self.optimizer).__name__
-        if self.guard is not None:
-            raise UserError(f"optim.bad_steps: {self.name} changes weights before a step can be judged")
-        if self.scaler is not None:
-            raise UserError(f"precision.mode fp16: torch cannot scale the loss for {self.name}; use bf16")
         self.with_closure: Any = self.optimizer
         self.optimizer = _StandIn(self.step_with_closure)  # type: ignore[assignment]  # all that a step calls of it
         self.losses_here: list[Tensor] = []  # of the micro-batches of this process, since the last call of the closure

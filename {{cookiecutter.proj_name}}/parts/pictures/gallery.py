@@ -107,7 +107,7 @@ class Selection:
         size = len(errors)
         numbers = range(size) if indices is None else indices
         if len(numbers) != size:
-            raise UserError(f"sample_errors must give one entry per sample: {size} for {len(numbers)}")
+            raise UserError(f"sample_errors gave {size} entries for {len(numbers)} samples; it must give one for each")
         news: list[_Candidate] = []
         for error, number in zip(errors, numbers, strict=True):
             news.append(_Candidate(*error, number, len(news)))

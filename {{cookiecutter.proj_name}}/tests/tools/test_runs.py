@@ -14,8 +14,8 @@ from common.run.lock import FolderLock
 from common.run.paths import RunPaths
 from tests.conftest import Runs, metrics
 from tools.runs import __main__ as tool
-from tools.runs.compare import definition, rank_runs, short_names
-from tools.runs.read import read_run
+from tools.runs.compare import definition, mode, rank_runs, short_names
+from tools.runs.read import RunFiles, read_run
 
 
 @pytest.fixture(scope="module")
@@ -143,3 +143,12 @@ def test_names_are_as_short_as_they_can_be() -> None:
     assert short_names(["dataset.train.size", "dataset.val.size"]) == {
         "dataset.train.size": "train.size", "dataset.val.size": "val.size",
     }  # fmt: skip
+
+
+@pytest.mark.parametrize(("values", "better"), [([3.0, 1.0, 2.0], "min"), ([1.0, 3.0, 2.0], "max")])
+def test_a_run_whose_code_is_gone_is_ranked_by_what_it_called_best(
+    tmp_path: Path, values: list[float], better: str
+) -> None:
+    records = [{"event": "val", "step": step, "values": {"Error": value}} for step, value in enumerate(values)]
+    records.append({"event": "checkpoint", "step": 1, "best": True})
+    assert mode(RunFiles(tmp_path, "copied", {"best.metric": "Error"}, records=records)) == better

@@ -83,6 +83,8 @@ def test_some_combinations_at_random() -> None:
     assert len({tuple(each.values()) for each in found}) == 100
     assert found[:20] == grid(space, 20, seed=1)
     assert found[:20] != grid(space, 20, seed=2)
+    assert len(grid(space, 125)) == 125
+    assert len(grid(read_space([f"key{number}=1,2,3,4,5,6,7,8,9" for number in range(20)]), 3)) == 3
 
 
 def test_runs_at_a_time_share_the_gpus_equally() -> None:

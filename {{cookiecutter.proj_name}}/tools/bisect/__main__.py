@@ -19,6 +19,8 @@ from tools.record.run import say
 def conclude(trials: Trials, seeds: int) -> tuple[int, str]:
     """Measure the noise, and search if there is something to find. Returns the exit code and the conclusion."""
     changes = trials.changes
+    if not changes:
+        raise UserError("no setting and no commit differs; if the results do: by seed, package, machine or data")
     say(f"differ    {len(trials.settings)} settings, {len(trials.points) - 1} commits and uncommitted changes")
     say(f"measure   {trials.metric} after step {trials.step}, first of GOOD with {seeds} seeds and of BAD")
     values = [trials.value(Trial(seed=seed)) for seed in range(seeds)]

@@ -62,7 +62,14 @@ def mode(run: RunFiles) -> str:
     """Return whether the lower ("min") or the higher ("max") value of the metric in `best` is better."""
     if run.config.get("best.mode") in ("min", "max"):
         return str(run.config["best.mode"])
-    if "loss" in run.config.get("best.metric", "loss").split("."):
+    metric = run.config.get("best.metric", "loss")
+    if run.best:  # of all values, the best one is the lowest or the highest
+        values = [row[metric] for row in run.measured("val").values() if metric in row]
+        above = sum(value > run.best["value"] for value in values)
+        below = sum(value < run.best["value"] for value in values)
+        if above != below:  # not one value, nor two that are almost equal
+            return "min" if above > below else "max"
+    if "loss" in metric.split("."):
         return "min"
     from common.config import resolve  # imports PyTorch
     from custom.config import Config

@@ -1,5 +1,6 @@
 """The values that a sweep tries, and the trials made of them."""
 
+import math
 import random
 import re
 from collections.abc import Mapping, Sequence
@@ -73,13 +74,18 @@ def grid(space: Mapping[str, Sequence[str]], trials: int | None = None, seed: in
 
     More of them with the same seed begin with the same ones. Raises `UserError` if there are not so many.
     """
-    combinations = [dict(zip(space, values, strict=True)) for values in product(*space.values())]
     if trials is None:
-        return combinations
-    if not 0 < trials <= len(combinations):
-        raise UserError(f"--trials {trials}: must be from 1 to {len(combinations)}, the number of combinations")
-    random.Random(seed).shuffle(combinations)
-    return combinations[:trials]
+        return [dict(zip(space, values, strict=True)) for values in product(*space.values())]
+    number = math.prod(map(len, space.values()))
+    if not 0 < trials <= number:
+        raise UserError(f"--trials {trials}: must be from 1 to {number}, the number of combinations")
+    source = random.Random(seed)
+    found: list[dict[str, str]] = []
+    while len(found) < trials:
+        combination = {key: source.choice(values) for key, values in space.items()}
+        if combination not in found:
+            found.append(combination)
+    return found
 
 
 def run_name(values: Mapping[str, str], taken: Sequence[str] = ()) -> str:
