@@ -130,6 +130,7 @@ def settings(pages: Path, site: Path) -> dict[str, Any]:
     subjects = sorted(path.relative_to(pages).as_posix() for path in pages.glob("docs/*.md"))
     launch = sorted(path.relative_to(pages).as_posix() for path in pages.glob("docs/launch/*.md"))
     parts = sorted(path.relative_to(pages).as_posix() for path in pages.glob("docs/parts/*.md"))
+    programs = sorted(path.relative_to(pages).as_posix() for path in pages.glob("docs/tools/*.md"))
     more = ["custom/ops/README.md", "examples/README.md", "data/README.md"]
     return {
         "site_name": NAME,
@@ -143,6 +144,7 @@ def settings(pages: Path, site: Path) -> dict[str, Any]:
             {"Manual": "README.md"},
             {"Subjects": subjects},
             {"Parts": parts},
+            {"Tools": programs},
             {"Launch": launch},
             {"More": more},
             {"Reference": ["reference/keys.md", "reference/programs.md"]},

@@ -12,7 +12,7 @@ import pytest
 
 from support import RECORD, copy_of_template, files
 
-SWEEP = {"docs/sweep.md", "tests/tools/test_sweep.py", "tools/sweep/__main__.py"}
+SWEEP = {"docs/tools/sweep.md", "tests/tools/test_sweep.py", "tools/sweep/__main__.py"}
 
 
 @pytest.fixture(scope="module")
@@ -90,7 +90,7 @@ def test_a_part_deleted_by_hand_comes_back(template: Path, tmp_path: Path) -> No
     commit(project, "added")
     whole = files(project).keys()
     shutil.rmtree(project / "tools" / "sweep")
-    for name in ("tests/tools/test_sweep.py", "docs/sweep.md"):
+    for name in ("tests/tools/test_sweep.py", "docs/tools/sweep.md"):
         (project / name).unlink()
     commit(project, "deleted")
     add(project, "sweep")

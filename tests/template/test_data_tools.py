@@ -64,7 +64,7 @@ def project(tmp_path_factory: pytest.TempPathFactory, python: Path) -> Path:
     settings = home / "config.yaml"
     settings.write_text(f"cookiecutters_dir: {home}/c\nreplay_dir: {home}/r\n")
     root = fresh(tmp_path_factory.mktemp("out"), settings)
-    for page in ("docs/data_tools.md", "docs/images.md", "docs/mixing.md", "docs/pack.md", "README.md"):
+    for page in ("docs/data_tools.md", "docs/images.md", "docs/mixing.md", "docs/tools/pack.md", "README.md"):
         for _, text in BLOCK.findall((root / page).read_text()):
             if named := FILE.match(text):
                 (root / named[1]).write_text(text)
@@ -153,7 +153,7 @@ def test_the_pretrained_backbone(project: Path, python: Path) -> None:
 
 
 def test_shards_are_packed_and_trained_on(project: Path, python: Path) -> None:
-    page = (project / "docs" / "pack.md").read_text()
+    page = (project / "docs" / "tools" / "pack.md").read_text()
     lines = [line for _, text in BLOCK.findall(page) for line in text.splitlines() if "tools.pack" in line]
     assert len(lines) == 2
     for line in lines:

@@ -1,4 +1,4 @@
-"""tools.export and the example of a server in a render, with the real packages; docs/export.md is done literally."""
+"""tools.export and the example of a server in a render, with the real packages; its page is done literally."""
 
 import json
 import os
@@ -58,7 +58,7 @@ def exported(root: Path, python: Path, form: str, *words: str, run: str = RUN) -
 
 def sample(root: Path, form: str) -> str:
     """Return the code of the page for one kind of file."""
-    page = (root / "docs" / "export.md").read_text()
+    page = (root / "docs" / "tools" / "export.md").read_text()
     (found,) = [
         text for language, text in BLOCK.findall(page) if language == "python" and re.match(rf"# {form}\b", text)
     ]
@@ -124,7 +124,7 @@ def test_a_program_in_cpp(project: Path, python: Path) -> None:
     """The page's own, compiled by the page's own command."""
     said = exported(project, python, "aoti", "--out", "model.aoti.pt2")
     assert float(re.findall(r"up to (\S+) from the model", said)[0]) < 1e-5
-    page = (project / "docs" / "export.md").read_text()
+    page = (project / "docs" / "tools" / "export.md").read_text()
     ((_, code),) = [block for block in BLOCK.findall(page) if block[0] == "cpp"]
     ((_, commands),) = [block for block in BLOCK.findall(page) if "main.cpp" in block[1] and block[0] == "sh"]
     (project / "main.cpp").write_text(code)

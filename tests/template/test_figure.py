@@ -1,4 +1,4 @@
-"""What docs/runs.md shows, done to the letter."""
+"""What docs/tools/runs.md shows, done to the letter."""
 
 import re
 import sys
@@ -15,9 +15,9 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def project(tmp_path_factory: pytest.TempPathFactory, settings: Path) -> Path:
-    """A rendered project with the runs that docs/runs.md trains, of two seeds."""
+    """A rendered project with the runs that docs/tools/runs.md trains, of two seeds."""
     root = fresh(tmp_path_factory.mktemp("out"), settings)
-    page = (root / "docs" / "runs.md").read_text()
+    page = (root / "docs" / "tools" / "runs.md").read_text()
     (loop,) = [text for kind, text in BLOCK.findall(page) if kind == "sh" and "for seed" in text]
     for seed in re.findall(r"\d", loop.partition(" in ")[2].partition(";")[0])[:2]:
         for line in loop.splitlines():
@@ -27,8 +27,8 @@ def project(tmp_path_factory: pytest.TempPathFactory, settings: Path) -> Path:
 
 
 def test_the_figure_of_the_page(project: Path, python: Path) -> None:  # noqa: F811 - the fixture
-    """docs/runs.md: the code that it prints, with matplotlib; and its commands."""
-    blocks = BLOCK.findall((project / "docs" / "runs.md").read_text())
+    """docs/tools/runs.md: the code that it prints, with matplotlib; and its commands."""
+    blocks = BLOCK.findall((project / "docs" / "tools" / "runs.md").read_text())
     first, figure = [text for kind, text in blocks if kind == "python"]
     said = call(project, python, "-c", first.replace("experiments/default", "experiments/wide_1"))
     assert said.startswith("finished 95 {'metric': 'loss'")
@@ -40,4 +40,4 @@ def test_the_figure_of_the_page(project: Path, python: Path) -> None:  # noqa: F
     assert {"width", "random_seed"} <= set(table.splitlines()[0].split())
     for name in ("wide_1", "narrow_2"):
         assert f"\n{name} " in table
-    REPORT.append("docs/runs.md: the figure with matplotlib")
+    REPORT.append("docs/tools/runs.md: the figure with matplotlib")

@@ -37,7 +37,8 @@ assert meter.read().raw["logit_norm"] == sums.means(Rank())[0]["logit_norm"] == 
 BLOCK = re.compile(r"^```(?:yaml|python)\n(# (\S+/\S+\.(?:py|yaml))\n.*?)^```$", re.MULTILINE | re.DOTALL)
 YAML = re.compile(r"^```yaml\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 HEADER = re.compile(r"# configs/(\w+)\.yaml\n\$BASE: \w+\.yaml.*\nname: (\w+)")
-PAGES = ["README.md", *(path.relative_to(TEMPLATE).as_posix() for path in sorted(TEMPLATE.glob("docs/*.md")))]
+FOUND = [*sorted(TEMPLATE.glob("docs/*.md")), *sorted(TEMPLATE.glob("docs/tools/*.md"))]
+PAGES = ["README.md", *(path.relative_to(TEMPLATE).as_posix() for path in FOUND)]
 
 
 @pytest.mark.parametrize("page", PAGES)

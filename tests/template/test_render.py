@@ -100,7 +100,7 @@ def test_the_usual_parts_are_asked_for(render: Render) -> None:
     assert len(usual) > 5
     assert default.keys() == files(render(parts=" ".join(usual))).keys()
     more = files(render(parts="usual, sweep")).keys() - default.keys()
-    assert "docs/sweep.md" in more
+    assert "docs/tools/sweep.md" in more
     assert all("sweep" in path for path in more)
 
 

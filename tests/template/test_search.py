@@ -1,4 +1,4 @@
-"""docs/sweep.md: the search with the real Optuna."""
+"""docs/tools/sweep.md: the search with the real Optuna."""
 
 import json
 from pathlib import Path
@@ -15,7 +15,8 @@ pytestmark = pytest.mark.slow
 def test_the_search_of_the_page(tmp_path: Path, settings: Path, python: Path) -> None:  # noqa: F811 - the fixture
     """Started again, it continues; the best trial is that of the run with the best validation."""
     root = fresh(tmp_path, settings)
-    (text,) = [text for kind, text in BLOCK.findall((root / "docs" / "sweep.md").read_text()) if kind == "python"]
+    page = (root / "docs" / "tools" / "sweep.md").read_text()
+    (text,) = [text for kind, text in BLOCK.findall(page) if kind == "python"]
     assert "n_trials=30" in text
     assert '"train.py", ' in text
     text = text.replace("n_trials=30", "n_trials=2").replace('"--name"', '"--progress.epoch", "2", "--name"')
@@ -28,4 +29,4 @@ def test_the_search_of_the_page(tmp_path: Path, settings: Path, python: Path) ->
         losses.append(min(row["values"]["loss"] for row in rows if row["event"] == "val"))
     assert f"number={losses.index(min(losses))}," in said
     assert str(min(losses)) in said
-    REPORT.append("docs/sweep.md: the search with Optuna")
+    REPORT.append("docs/tools/sweep.md: the search with Optuna")

@@ -203,7 +203,7 @@ def goes_on(call: Call, project: Path) -> None:
     If this is red after a change of the engine that is meant to change numbers, CHANGELOG.md must say so, and states
     from before the change are compared no more.
     """
-    (block,) = commands("Before and after an update", project, "same.md")
+    (block,) = commands("Before and after an update", project, "tools/same.md")
     block = block.replace("experiments/default", "experiments/old").replace("epoch 45", "epoch 3")
     said = call(project, "sh", "-euc", block)
     assert "this resume is not guaranteed to be bit-exact or sample-exact: the code changed" in said

@@ -1,7 +1,7 @@
 """Export a trained model: python -m tools.export --model_pt experiments/default --to torch|aoti|onnx
 
 Each program takes any number of samples at once, and is compared with the model it was made from before it gets its
-name. A .json file beside it says what it expects and gives. See docs/export.md.
+name. A .json file beside it says what it expects and gives. See docs/tools/export.md.
 """
 
 import argparse
@@ -222,7 +222,7 @@ def main(argv: list[str]) -> int:
         out.parent.mkdir(parents=True, exist_ok=True)
     about, kind = description(trained, model, keys, form), type(model.model).__name__
     with (
-        error_context(lambda: f"in exporting {kind} to {form}; docs/export.md says what a model may contain"),
+        error_context(lambda: f"in exporting {kind} to {form}; docs/tools/export.md says what a model may contain"),
         tempfile.TemporaryDirectory(dir=out.parent, prefix=".export.") as folder,
     ):
         partial = Path(folder, out.name)
