@@ -14,8 +14,7 @@ sys.path.insert(0, str(PROJECT))
 
 import torch  # noqa: E402
 from common.data.loader import LoaderConfig, TrainStream  # noqa: E402
-from common.data.order import EpochOrder  # noqa: E402
-from common.data.plan import EpochPlan  # noqa: E402
+from common.data.order import EpochOrder, EpochPlan  # noqa: E402
 from common.progress import Position  # noqa: E402
 
 

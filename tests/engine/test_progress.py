@@ -5,7 +5,7 @@ from fractions import Fraction
 
 import pytest
 
-from common.data.plan import EpochPlan
+from common.data.order import EpochPlan
 from common.progress import Interval, Position, ProgressConfig, Triggers
 from tests.data.test_data import shuffled
 

@@ -17,8 +17,7 @@ from common.checkpoint.weights import init_weights
 from common.config.names import join_names
 from common.config.registry import MODEL_REGISTRY, TASK_REGISTRY
 from common.data.loader import BatchStream, EvaluationLoader, TrainStream
-from common.data.order import EpochOrder
-from common.data.plan import EpochPlan
+from common.data.order import EpochOrder, EpochPlan
 from common.data.sections import build_dataset, sets_of
 from common.data.view import is_map_style, kind_of
 from common.distributed import Rank, check_same

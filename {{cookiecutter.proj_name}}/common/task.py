@@ -10,8 +10,7 @@ from torch import Tensor, nn
 
 from common.base.errors import UserError
 from common.base.text import label
-from common.data.loader import BatchStream, EvaluationLoader
-from common.data.move import to_device
+from common.data.loader import BatchStream, EvaluationLoader, to_device
 from common.evaluation.loss import Losses, LossFactory
 from common.evaluation.metric import MetricFactory
 from common.model import fixed

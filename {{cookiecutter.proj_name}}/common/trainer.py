@@ -19,9 +19,8 @@ from common.checkpoint.guarantee import accept_changes
 from common.checkpoint.layout import Layout, check_extra_state
 from common.checkpoint.saver import Saver
 from common.checkpoint.state import RunState, Stateful, load_task
-from common.data.loader import BatchStream, EvaluationLoader, Step
+from common.data.loader import BatchStream, EvaluationLoader, Step, whereabouts
 from common.data.reading import read_data
-from common.data.whereabouts import whereabouts
 from common.data.workers import stop_waiting_at
 from common.distributed import max_over_ranks, share_buffers
 from common.distributed.seed import mix, set_seed

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from common.base.errors import UserError
 from common.data.keyed import KeyedBatches
-from common.data.plan import EpochPlan
+from common.data.order import EpochPlan
 from common.data.view import View
 from common.distributed.seed import mix
 from common.progress import Position

@@ -14,7 +14,7 @@ from torch import Tensor
 from common.base.context import error_context, with_notes
 from common.base.errors import UserError
 from common.config import resolve
-from common.data.plan import evaluation_keys
+from common.data.order import evaluation_keys
 from common.distributed import Rank
 from common.evaluation.loss import LossSums
 from common.evaluation.metric import GatheredMetric, MetricFactory, Results

@@ -5,8 +5,7 @@ import json
 import pytest
 import torch
 
-from common.data.loader import LoaderConfig, make_loader
-from common.data.move import to_device
+from common.data.loader import LoaderConfig, make_loader, to_device
 from common.data.workers import end_workers, read
 from engine.gpu.conftest import NET, STRICT, Device
 from tests.conftest import same

@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 
 from common.base.errors import UserError
 from common.data.loader import LoaderConfig, Step, TrainStream
-from common.data.order import EpochOrder
-from common.data.plan import EpochPlan, GlobalBatch, evaluation_keys
+from common.data.order import EpochOrder, EpochPlan, GlobalBatch, evaluation_keys
 from common.progress import Position, resumed_position
 from tests.conftest import Runs, load
 from tests.data.test_data import Noisy

@@ -13,7 +13,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from common.data.plan import evaluation_keys
+from common.data.order import evaluation_keys
 from common.distributed import Rank
 from common.evaluation.loss import LossSums
 from common.evaluation.metric import GatheredMetric, MetricDict, MetricFactory, Results

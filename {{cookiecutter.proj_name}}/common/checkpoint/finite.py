@@ -13,8 +13,7 @@ from torch import Tensor
 from common.base.parts import installed, part
 from common.checkpoint.saver import Saver
 from common.checkpoint.state import RunState
-from common.data.loader import BatchStream
-from common.data.whereabouts import bad_samples, sample_text
+from common.data.loader import BatchStream, bad_samples, sample_text
 from common.distributed import Rank, has_streams
 from common.distributed.sharded import local
 from common.failure.program import TrainingError

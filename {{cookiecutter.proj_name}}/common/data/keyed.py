@@ -5,21 +5,22 @@ makes them depend on the item alone: not on the number of workers or ranks, nor 
 """
 
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
+from numbers import Number
 from operator import length_hint
 from typing import Any, Protocol
 
 import numpy as np
 import torch
+from torch import Tensor
 from torch.utils.data import default_collate
 
 from common.base.errors import UserError
 from common.config.arguments import parameter_names
 from common.config.registry import COLLATE_REGISTRY
 from common.data.held import OwnGenerators
-from common.data.misfit import make_batch
 from common.data.view import kind_of
 from common.distributed.seed import mix, random_state_unchanged
 
@@ -149,3 +150,83 @@ def find_collate(dataset: SizedDataset, spec: str | Mapping[str, Any] | None, *,
             return COLLATE_REGISTRY.build(section, dataset=dataset) if built else target
     collate = getattr(dataset, "collate", None)
     return collate if callable(collate) else default_collate
+
+
+def make_batch(collate: Callable[[list[Any]], Any], items: list[Any], name: Callable[[int], str]) -> Any:
+    """Make a batch.
+
+    Args:
+        name: what an item is called in an error, by its number in the batch.
+
+    Raises:
+        UserError: it is None; or PyTorch's default cannot make one of these items, or would drop an entry that only
+            some have.
+    """
+    if collate is not default_collate:
+        batch = collate(items)
+        if batch is None:
+            raise UserError(f"the collate function returned None for {name(0)} and the others; it must return a batch")
+        return batch
+    try:
+        if not _same_keys(items):
+            raise ValueError("some samples have entries that others lack")
+        return collate(items)
+    except Exception as error:
+        reason = misfit(items, [name(number) for number in range(len(items))])
+        if not reason:
+            raise
+        raise UserError(
+            f"{reason}; all samples of a batch need the same entries and shapes (dataset.*.transforms can resize), or "
+            "a loader.collate of your own"
+        ) from error
+
+
+def _same_keys(values: Sequence[Any]) -> bool:
+    """Return whether dicts, also inside of others, have as many entries as the first one.
+
+    PyTorch's default collate function drops what only later ones have.
+    """
+    first = values[0]
+    columns: Iterable[Sequence[Any]] = ()
+    if isinstance(first, Mapping):
+        if any(len(value) != len(first) for value in values):
+            return False
+        columns = [[value[key] for value in values] for key in first]
+    elif isinstance(first, (list, tuple)):
+        columns = zip(*values, strict=True)
+    return all(_same_keys(column) for column in columns if isinstance(column[0], (Mapping, list, tuple)))
+
+
+def misfit(values: Sequence[Any], names: Sequence[str]) -> str:
+    """Name the first sample that does not fit to the first one; "" if all fit.
+
+    Args:
+        values: the samples, or the same entry of each.
+        names: of the values, such as `sample 7` or `label of sample 7`.
+    """
+    first, shape = values[0], _shape(values[0])
+    for value, name in zip(values, names, strict=True):
+        if value is None:
+            return f"{name} is None"
+        if _shape(value) != shape:
+            return f"{name} is {_shape(value)}, but {names[0]} is {shape}"
+        if isinstance(first, Mapping) and first.keys() != value.keys():
+            key = sorted(first.keys() ^ value.keys(), key=str)[0]
+            has, lacks = (names[0], name) if key in first else (name, names[0])
+            return f"{lacks} has no {key!r}, but {has} has"
+    if isinstance(first, (Tensor, np.ndarray, Number, str)):
+        return ""
+    if not isinstance(first, (Mapping, list, tuple)):
+        return f"{names[0]} is {shape}, but a batch is made of tensors, arrays, numbers and text"
+    entries = first if isinstance(first, Mapping) else range(len(first))
+    found = (misfit([value[key] for value in values], [f"{key} of {name}" for name in names]) for key in entries)
+    return next(filter(None, found), "")
+
+
+def _shape(value: Any) -> str:
+    """Describe what a batch needs to be the same in all samples."""
+    if isinstance(value, (Tensor, np.ndarray)):
+        return f"of shape {tuple(value.shape)}"
+    if isinstance(value, (list, tuple)):
+        return f"a {type(value).__name__} of {len(value)}"
+    return "a number" if isinstance(value, Number) else f"a {type(value).__name__}"

@@ -12,15 +12,18 @@ from pydantic import Field
 from torch.utils.data import DataLoader
 
 from common.base.errors import UserError
+from common.base.nested import map_tensors
 from common.config import section
 from common.config.registry import COLLATE_REGISTRY, ORDER_REGISTRY, Registered
 from common.data.keyed import BatchKey, KeyedBatches, SizedDataset, find_collate
-from common.data.move import Loaded
-from common.data.plan import EpochPlan, GlobalBatch, evaluation_keys
+from common.data.order import EpochPlan, GlobalBatch, evaluation_keys
 from common.data.view import kind_of
 from common.data.workers import OtherProcess, WaitInterrupted, context_of, end_workers, read, set_up_worker
 from common.distributed import Rank, has_streams
 from common.progress import Position
+
+_CPU = torch.device("cpu")
+_SHOWN = 8  # sample numbers in a message
 
 
 @section
@@ -259,3 +262,54 @@ def make_loader(
         # Creating an iterator draws a number; from the global stream, that would shift the dropout of a resumed run.
         generator=torch.Generator().manual_seed(seed),
     )
+
+
+def to_device(batch: Any, device: torch.device) -> Any:
+    """Move every tensor of `batch` to `device`; from pinned memory asynchronously.
+
+    Loaded batches are on the CPU.
+    """
+    if device == _CPU:  # a fifth of the time of comparing device.type, in every step
+        return batch
+    later = has_streams(device)
+    return map_tensors(batch, lambda tensor: tensor.to(device, non_blocking=later), "to", device)
+
+
+class Loaded:
+    """A batch as a loader returns it. Pinning skips tensors that are on a GPU."""
+
+    def __init__(self, batch: Any) -> None:
+        self.batch = batch
+
+    def pin_memory(self) -> "Loaded":
+        pinned = map_tensors(
+            self.batch, lambda tensor: tensor.pin_memory() if tensor.device == _CPU else tensor, "pin_memory"
+        )
+        return Loaded(pinned)
+
+
+def whereabouts(stream: BatchStream, step: Step | None, at: Position) -> str:
+    """Return the trainer's step and samples, given its position `at` and the last `step` it received."""
+    if step is None:
+        return "before the first step"
+    if step.global_batch.after == at:
+        return f"after training step {at.step}, epoch {at.epoch + (at.sample > 0 or at.epoch_size == 0)}"
+    return f"training step {at.step + 1}, epoch {at.epoch + 1}{sample_text(stream.samples(at))}"
+
+
+def bad_samples(stream: BatchStream, step: int, rank: Rank) -> str:
+    """This rank and its samples of a step, counted from 1."""
+    if stream.steps_per_epoch is None:
+        return f"rank {rank.rank}"
+    epoch, number = divmod(step - 1, stream.steps_per_epoch)
+    at = Position(step - 1, epoch, number * stream.samples_per_step, stream.epoch_size)
+    return f"rank {rank.rank}{sample_text(stream.samples(at))}"
+
+
+def sample_text(batches: list[list[int]]) -> str:
+    """Name the first samples of these batches; empty for data without indices."""
+    numbers = [number for batch in batches for number in batch]
+    if not numbers:
+        return ""
+    more = f", ... ({len(numbers)} in all)" if len(numbers) > _SHOWN else ""
+    return f", of train samples {', '.join(map(str, numbers[:_SHOWN]))}{more}"

@@ -9,7 +9,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from common.base.text import label
 from common.data.loader import BatchStream, EvaluationLoader, TrainStream
-from common.data.plan import EpochPlan
+from common.data.order import EpochPlan
 from common.progress import Position
 from common.run_context import RunContext
 from common.task import Task

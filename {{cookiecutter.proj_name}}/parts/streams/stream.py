@@ -14,10 +14,9 @@ from torch.utils.data import IterableDataset
 
 from common.base.errors import UserError
 from common.data.held import OwnGenerators
-from common.data.keyed import find_collate, loop_streams_unchanged, seed_all, set_epoch
+from common.data.keyed import find_collate, loop_streams_unchanged, make_batch, seed_all, set_epoch
 from common.data.loader import BatchStream, Step, make_loader, refuse_lost_state
-from common.data.misfit import make_batch
-from common.data.plan import GlobalBatch
+from common.data.order import GlobalBatch
 from common.data.view import kind_of
 from common.data.workers import read
 from common.distributed import Rank, gather_objects, max_over_ranks

@@ -9,8 +9,7 @@ import torch
 
 from common.base.errors import UserError
 from common.data.loader import EvaluationLoader, LoaderConfig, TrainStream
-from common.data.order import EpochOrder
-from common.data.plan import EpochPlan, evaluation_keys
+from common.data.order import EpochOrder, EpochPlan, evaluation_keys
 from common.data.view import View
 from common.distributed import Rank
 from common.progress import Position

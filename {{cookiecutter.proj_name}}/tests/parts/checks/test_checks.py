@@ -6,8 +6,7 @@ import pytest
 from loguru import logger
 from torch import nn
 
-from common.data.order import EpochOrder
-from common.data.plan import EpochPlan
+from common.data.order import EpochOrder, EpochPlan
 from parts.checks.around import warn_of_single_samples
 from tests.conftest import Runs
 
