@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 from zlib import crc32
 
 import torch
@@ -14,18 +14,41 @@ from loguru import logger
 from common.base.context import error_context, with_notes
 from common.base.errors import UserError
 from common.base.files import write_text
+from common.base.parts import part
 from common.base.text import label, plain
 from common.data.loader import EvaluationLoader, Step
 from common.data.workers import WaitInterrupted
 from common.distributed import Rank, max_over_ranks
 from common.distributed.seed import mix, random_state_unchanged, set_seed
-from common.evaluation.gallery import Gallery
 from common.evaluation.loss import Losses, LossSums
 from common.evaluation.metric import MetricDict
 from common.monitor.result import SetResult, SplitResult
 from common.monitor.show import Show
 from common.optim.precision import Precision
 from common.task import Task
+
+
+class Gallery(Protocol):
+    """The seat `gallery`: it draws samples. Without a part that takes it, nothing is drawn.
+
+    `begin` gives what collects the pictures of one pass over a set: `add(output, batch, indices)` after each batch, and
+    `finish()` on every process. `fixed`: the same samples are to be shown in every pass.
+    """
+
+    def begin(self, task: Any, rank: Rank, *, fixed: bool = False) -> Any: ...
+
+    def show(self, trainer: Any, split: str, result: SplitResult) -> None: ...
+
+    def save(self, folder: Path, result: SplitResult) -> None: ...
+
+
+def build_gallery(config: Any) -> Gallery | None:
+    """Fill the seat: with parts/pictures, if this project has it and its config asks for pictures."""
+    pictures = part("pictures", "gallery")
+    if pictures is None:
+        return None
+    gallery: Gallery | None = pictures.build(config)
+    return gallery
 
 
 @dataclass

@@ -24,7 +24,6 @@ from common.evaluation.metric import MetricSections
 from common.model import PrepareConfig
 from common.monitor import MonitorConfig
 from common.optim import OptimConfig
-from common.optim.gradients import DebugConfig
 from common.optim.precision import PrecisionConfig
 from common.progress import ProgressConfig
 from common.run.paths import DirConfig
@@ -58,6 +57,15 @@ def _devices(value: Any) -> Any:
     if isinstance(value, str) and value not in ("all", "mps"):
         raise ValueError("must be -1 for the CPU, 0 for the first GPU, a list of GPUs, all or mps")
     return value
+
+
+@section
+class DebugConfig:
+    """Debugging aids. `--debug` sets these and more, see configs/debug.yaml."""
+
+    debug_mode: Annotated[bool, Field(description="anomaly detection, and gradients at every log line")] = False
+    print_all_grad: Annotated[bool, Field(description="with debug_mode: weights and gradients by parameter")] = False
+    max_samples: Annotated[int, Field(ge=0, description="use only the first n samples of each split; 0: all")] = 0
 
 
 @section

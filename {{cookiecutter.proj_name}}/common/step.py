@@ -21,7 +21,7 @@ from common.distributed.seed import random_state_unchanged
 from common.evaluation.loss import Losses
 from common.model import Strategy
 from common.model.freeze import warn_of_unused
-from common.model.warm_up import warm_up_ddp
+from common.model.strategy import warm_up_ddp
 from common.monitor.meter import Meter
 from common.optim import Clip
 from common.optim.clip import gradient_norm

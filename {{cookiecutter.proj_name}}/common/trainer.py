@@ -25,15 +25,14 @@ from common.data.workers import stop_waiting_at
 from common.distributed import max_over_ranks, share_buffers
 from common.distributed.seed import mix, set_seed
 from common.evaluation.best import BestTracker
-from common.evaluation.gallery import build_gallery
-from common.evaluator import EvaluationInterrupted, Evaluator
+from common.evaluator import EvaluationInterrupted, Evaluator, build_gallery
 from common.failure.signals import StopSignals, exit_code
 from common.model import Strategy, check_trained, prepare
 from common.monitor.result import SetResult, SplitResult
 from common.monitor.show import Show
 from common.optim import Clip, build_optimizer, needs_closure
 from common.optim.average import Average, build_average
-from common.optim.gradients import log_gradients
+from common.optim.clip import log_gradients
 from common.optim.schedule import Schedule
 from common.progress import Outcome, Position, TrainState, Triggers, resumed_position, total_steps
 from common.run_context import RunContext
@@ -62,7 +61,7 @@ class Trainer:
     # When things happen, and results.
     triggers: Triggers
     total_steps: int | None
-    evaluator: Evaluator  # with the seat `gallery`: common/evaluation/gallery.py
+    evaluator: Evaluator  # with the seat `gallery`: common/evaluator.py
     best: BestTracker
     classes: int | None  # that the model distinguishes, if parts/checks saw it in the first output
 

@@ -14,7 +14,7 @@ import torch
 from PIL import Image
 
 from common.checkpoint.file import write_checkpoint
-from common.optim.factors import Plateau
+from common.optim.schedule import Plateau
 from common.trainer import Trainer
 from tests.conftest import Runs, load
 

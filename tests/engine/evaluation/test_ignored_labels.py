@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-from common.evaluation.labels import class_numbers
+from common.evaluation.metric import class_numbers
 from library.metrics.confusion_metric import ConfusionMatrix
 from library.metrics.curve_metric import AreaUnderCurve
 from tests.conftest import Runs, metrics

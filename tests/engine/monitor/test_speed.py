@@ -6,7 +6,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from common.config import ConfigError
-from common.model.blocks import recompute_in_backward
+from common.model.prepare import recompute_in_backward
 from common.optim.precision import PrecisionConfig, build_precision
 from parts.speed.flops import count_flops, peak_tflops
 from tests.conftest import Runs, load, metrics, same

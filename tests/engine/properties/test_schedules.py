@@ -12,8 +12,7 @@ from hypothesis import assume, example, given
 from hypothesis import strategies as st
 from torch.optim import SGD, lr_scheduler
 
-from common.optim.factors import Plateau
-from common.optim.schedule import LrSchedulerConfig, Schedule, build_schedule
+from common.optim.schedule import LrSchedulerConfig, Plateau, Schedule, build_schedule
 from common.progress import Interval
 
 BASE = 0.5

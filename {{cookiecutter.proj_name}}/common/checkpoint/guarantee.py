@@ -12,7 +12,7 @@ from common.config import ConfigError, resolve
 from common.config.layers import node_of
 from common.config.names import join_names
 from common.data.view import innermost
-from common.optim.several import parts_of
+from common.optim.optimizer import parts_of
 
 # Keys that decide when and what a run measures, and thereby its best value, early stopping, perhaps its learning rate.
 MEASURING = ("progress.*", "best.*", "early_stop.*", "dataset.val", "dataset.val.*", "metric", "metric.*")

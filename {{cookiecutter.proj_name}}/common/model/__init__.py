@@ -4,9 +4,8 @@
 gradients (DDP).
 """
 
-from common.model.config import PrepareConfig
 from common.model.freeze import check_trained, fixed
-from common.model.prepare import check_patterns, prepare
+from common.model.prepare import PrepareConfig, check_patterns, prepare
 from common.model.strategy import Strategy
 
 __all__ = [

@@ -1,20 +1,70 @@
 """Prepares a built task for training."""
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import field
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import torch
 from loguru import logger
+from pydantic import Field
 from torch import nn
+from torch.nn.modules.batchnorm import _NormBase
+from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils.checkpoint import checkpoint
 
 from common.base.errors import UserError
-from common.base.parts import required
+from common.base.parts import required, sections
+from common.config import section
 from common.config.names import match_names
 from common.distributed import DistConfig, Rank
-from common.model.blocks import recompute_in_backward
-from common.model.config import PrepareConfig
 from common.model.freeze import freeze, parameter_names
 from common.model.strategy import ModelHolder, Replicated, Strategy
 from common.optim.precision import Precision
+
+
+@section
+class CompileConfig:
+    """torch.compile. Names of parameters stay as they are. evaluate.py does not compile."""
+
+    enabled: Annotated[bool, Field(description="compile the model: slow first steps, faster ones afterwards")] = False
+    blocks: Annotated[
+        list[str],
+        Field(description="modules to compile one by one; empty: activation_checkpointing, or the whole"),
+    ] = field(default_factory=list)
+    backend: Annotated[str, Field(description="of torch.compile; eager and aot_eager are for debugging")] = "inductor"
+    mode: Annotated[
+        Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"],
+        Field(description="of inductor: how long it searches for faster code"),
+    ] = "default"
+    dynamic: Annotated[bool | None, Field(description="true: one graph for all shapes; false: each; null: auto")] = None
+    fullgraph: Annotated[bool, Field(description="error on code that cannot be compiled; false: skip it")] = False
+
+
+@section
+class PrepareConfig:
+    """What happens to the model before it is trained, in this order. Names have patterns: * is any text, dots too."""
+
+    freeze: Annotated[
+        list[str],
+        Field(description='parameters that are not trained, by full name, as in "backbone.*" or "*.bias"'),
+    ] = field(default_factory=list)
+    channels_last: Annotated[bool, Field(description="torch.channels_last for 4-D weights: faster on GPUs")] = False
+    activation_checkpointing: Annotated[
+        list[str],
+        Field(description="modules whose forward is recomputed in the backward pass: less memory, more time"),
+    ] = field(default_factory=list)
+    compile: CompileConfig = field(default_factory=CompileConfig)
+
+    @property
+    def gathered(self) -> list[str]:
+        """Modules whose weights are gathered one at a time, where a part shards them."""
+        return []
+
+
+if not TYPE_CHECKING:  # to the type checker, the core does not have the keys of parts
+    PrepareConfig = section(sections(PrepareConfig))
 
 
 def prepare(
@@ -105,3 +155,52 @@ def _match_modules(task: nn.Module, patterns: Sequence[str], key: str) -> Module
             raise UserError(f"{key}: {name} is a {kind}, which is never called; name what is in it: {name}.*")
         chosen[name] = module
     return chosen
+
+
+def recompute_in_backward(module: nn.Module) -> None:
+    """Make a module keep only the inputs of its forward, which is computed again in the backward pass.
+
+    Gradients stay the same: dropout draws the same numbers again, and running statistics are updated once. The module's
+    `forward` is replaced, not the module, so that no name of a parameter changes.
+    """
+    forward = module.forward
+    norms = norms_with_statistics(module)
+
+    @functools.wraps(forward)
+    def recompute(*args: Any, **kwargs: Any) -> Any:
+        if not torch.is_grad_enabled():
+            return forward(*args, **kwargs)
+        # torch.compile leaves the update of statistics out of the recomputation by itself.
+        options: dict[str, Any] = {}
+        if not torch.compiler.is_compiling():
+            options["context_fn"] = lambda: (nullcontext(), _keep_statistics(norms))
+        call = functools.partial(forward, **kwargs)
+        return checkpoint(call, *args, use_reentrant=False, **options)
+
+    setattr(module, "forward", recompute)  # noqa: B010 - to the type checker a method cannot be replaced
+
+
+def norms_with_statistics(model: nn.Module) -> list[_NormBase]:
+    """Batch norms and the like that keep running statistics."""
+    norms = []
+    for module in model.modules():
+        if isinstance(module, _NormBase) and module.running_mean is not None:
+            norms.append(module)
+    return norms
+
+
+@contextmanager
+def _keep_statistics(norms: list[_NormBase]) -> Iterator[None]:
+    """Within this context norms compute as usual, but their running statistics do not change."""
+    before = [(norm, norm.momentum, norm.num_batches_tracked) for norm in norms]
+    for norm, _, count in before:
+        norm.momentum = 0.0  # weight of the new batch
+        if count is not None:
+            norm.num_batches_tracked = count.clone()
+    try:
+        with _disable_current_modes():  # a counter of operations would count them twice
+            yield
+    finally:
+        for norm, momentum, count in before:
+            norm.momentum = momentum
+            norm.num_batches_tracked = count

@@ -10,7 +10,7 @@ from torch.optim import Optimizer
 from common.base.errors import UserError
 from common.base.parts import needs, part
 from common.optim import OptimConfig
-from common.optim.several import parts_of
+from common.optim.optimizer import parts_of
 from common.progress import Position
 
 

@@ -1,8 +1,9 @@
 """Any optimizer of `torch.optim` by name, others by import path, over the parameters that are trained."""
 
 import inspect
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import field
+from itertools import islice
 from operator import methodcaller
 from typing import Annotated, Any, Literal
 
@@ -19,7 +20,6 @@ from common.config.arguments import check_arguments, fit_arguments, is_foreign, 
 from common.config.registry import import_path
 from common.distributed.sharded import is_sharded
 from common.optim.groups import Group, GroupConfig, log_groups, parameter_groups
-from common.optim.several import Several, parts_of
 
 # Arguments with config keys of their own (lr, weight_decay), and the parameters themselves.
 _PROVIDED = ("params", "lr", "weight_decay")
@@ -248,3 +248,37 @@ def _laid_out_like(parameter: Tensor, value: Any) -> Any:
     if not isinstance(value, Tensor) or value.shape != parameter.shape or value.stride() == parameter.stride():
         return value
     return torch.empty_like(parameter, dtype=value.dtype, device=value.device).copy_(value)
+
+
+class Several(Optimizer):
+    """Steps each of `parts`. They work on its `state` and its `param_groups`, so it is saved and scheduled as one."""
+
+    def __init__(self, parts: Sequence[Optimizer]) -> None:
+        self.parts = parts
+        groups = []
+        for part in parts:
+            groups += part.param_groups
+        super().__init__(groups, {})
+        for part in parts:
+            self.state.update(part.state)  # some have a state before their first step
+        self.__setstate__({})
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Give each part its share, also of what was loaded."""
+        super().__setstate__(state)
+        rest = iter(self.param_groups)
+        for part in self.parts:
+            groups = list(islice(rest, len(part.param_groups)))
+            part.__setstate__({"state": self.state, "param_groups": groups})
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]  # it returns no loss
+        """Step the parts that have gradients: an update of the task may train only some."""
+        assert closure is None
+        for part in self.parts:
+            if any(parameter.grad is not None for group in part.param_groups for parameter in group["params"]):
+                part.step()
+
+
+def parts_of(optimizer: Optimizer) -> Sequence[Optimizer]:
+    """Return the optimizers that `optimizer` consists of: often just itself."""
+    return optimizer.parts if isinstance(optimizer, Several) else [optimizer]

@@ -8,9 +8,8 @@ from torch.nn.functional import cross_entropy
 
 from common.config.registry import TASK_REGISTRY
 from common.data.view import original
-from common.evaluation.labels import class_numbers
 from common.evaluation.loss import LossFactory
-from common.evaluation.metric import MetricFactory
+from common.evaluation.metric import MetricFactory, class_numbers
 from common.task import Picture, Task
 
 _LONGEST_NAME = 24  # characters of a sample's name below its picture

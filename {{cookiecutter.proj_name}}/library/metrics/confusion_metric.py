@@ -7,8 +7,7 @@ from torch import Tensor
 from typing_extensions import Self
 
 from common.config.registry import METRIC_REGISTRY
-from common.evaluation.labels import class_numbers
-from common.evaluation.metric import Metric
+from common.evaluation.metric import Metric, class_numbers
 
 
 @METRIC_REGISTRY.register()

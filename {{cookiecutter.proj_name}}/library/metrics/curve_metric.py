@@ -10,8 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from common.config.registry import METRIC_REGISTRY, needs
-from common.evaluation.labels import class_numbers
-from common.evaluation.metric import GatheredMetric, Results
+from common.evaluation.metric import GatheredMetric, Results, class_numbers
 
 needs("sklearn")  # imported below, in a run that uses it: 1 s
 

@@ -8,7 +8,7 @@ from pydantic import Field
 
 from common.base.errors import UserError
 from common.config.registry import SCHEDULE_REGISTRY
-from common.optim.factors import half_cosine
+from common.optim.schedule import half_cosine
 
 Positive = Annotated[float, Field(gt=0.0)]
 AtLeastOne = Annotated[float, Field(ge=1.0)]

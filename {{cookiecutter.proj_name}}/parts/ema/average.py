@@ -12,7 +12,7 @@ from common.base.errors import UserError
 from common.distributed import own_buffers
 from common.distributed.sharded import is_sharded, local
 from common.optim.average import Average
-from common.optim.several import parts_of
+from common.optim.optimizer import parts_of
 from common.progress import Interval, Position
 from parts.ema.config import OWN, EmaConfig, OptimConfig
 

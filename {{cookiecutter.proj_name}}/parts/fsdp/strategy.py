@@ -19,7 +19,7 @@ from common.base.errors import UserError
 from common.base.nested import map_leaves
 from common.distributed import Rank, has_streams, share_buffers
 from common.distributed.sharded import is_sharded, local
-from common.model.blocks import norms_with_statistics
+from common.model.prepare import norms_with_statistics
 from common.model.strategy import ModelHolder, Strategy
 from common.optim.precision import Precision
 from parts.fsdp.config import FsdpConfig, PrepareConfig

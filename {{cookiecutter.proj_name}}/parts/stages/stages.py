@@ -17,8 +17,7 @@ from common.config import ABSENT, ConfigError, Problem, overlaid
 from common.data.loader import BatchStream
 from common.evaluation.loss import measured_losses
 from common.model.prepare import check_patterns
-from common.optim.factors import Plateau
-from common.optim.schedule import Schedule
+from common.optim.schedule import Plateau, Schedule
 from common.progress import Interval, Position
 from common.stage import WholeRun
 from common.task import Parts, Task
