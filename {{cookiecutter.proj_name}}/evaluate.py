@@ -17,7 +17,7 @@ from common.config import Resolved, option_value, resolve
 from common.config.layers import node_of
 from common.config.problem import shown_path as shown
 from common.distributed import Rank
-from common.distributed.process import set_up_process
+from common.distributed.devices import set_up_process
 from common.evaluator import Evaluator, build_gallery
 from common.failure.program import distributed_run, exit_process, report_errors
 from common.monitor.log import logger, setup_log

@@ -19,7 +19,7 @@ OWN_PICKLES = {
     "common/data/workers.py",
 }
 # On several hosts the connection that tells of failures has to be reachable from the others; it wants a key.
-REACHABLE = {"common/failure/monitor.py": "(interface, 0)"}
+REACHABLE = {"common/failure/hub.py": "(interface, 0)"}
 LOOPBACK = {"127.0.0.1", "localhost", "::1"}
 CODE_IN_A_FILE = {"pickle", "cPickle", "_pickle", "dill", "cloudpickle", "joblib", "marshal", "shelve", "jsonpickle"}
 SHELLS = {"os.system", "os.popen", "subprocess.getoutput", "subprocess.getstatusoutput", "commands.getoutput"}

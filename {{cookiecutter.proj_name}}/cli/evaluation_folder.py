@@ -10,7 +10,7 @@ from pydantic import Field
 from common.base.files import without_tilde
 from common.config import section
 from common.distributed import Rank
-from common.failure.monitor import print_failure
+from common.failure.hub import print_failure
 from common.failure.report import Failure, describe
 from common.run.paths import DirConfig, RunPaths
 from common.run_context import keep_error

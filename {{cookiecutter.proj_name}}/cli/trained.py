@@ -16,7 +16,7 @@ from common.config import Resolved, option_value, resolve
 from common.config.layers import node_of
 from common.data.sections import sets_of
 from common.distributed import DistConfig, Rank, find_rank
-from common.distributed.process import set_up_process
+from common.distributed.devices import set_up_process
 from common.distributed.seed import choose_seed
 from common.monitor.log import logger
 from common.optim.precision import Precision, build_precision

@@ -23,7 +23,7 @@ from common.distributed.seed import mix, random_state_unchanged, set_seed
 from common.evaluation.loss import Losses, LossSums
 from common.evaluation.metric import MetricDict
 from common.monitor.result import SetResult, SplitResult
-from common.monitor.show import Show
+from common.monitor.writer import Show
 from common.optim.precision import Precision
 from common.task import Task
 

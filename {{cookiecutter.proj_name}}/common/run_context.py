@@ -14,13 +14,13 @@ from common.checkpoint.folder import CheckpointFolder, LoadedCheckpoint, find_ch
 from common.checkpoint.weights import weights_path
 from common.config import Resolved
 from common.distributed import Rank, barrier, find_rank, from_main
-from common.distributed.process import set_up_process
+from common.distributed.devices import set_up_process
 from common.distributed.seed import choose_seed
-from common.failure.monitor import print_failure
+from common.failure.hub import print_failure
 from common.failure.program import distributed_run
 from common.failure.report import EXIT_INTERRUPTED, Failure, describe
-from common.monitor import Monitor
 from common.monitor.log import add_to_log, setup_log, write_log_again
+from common.monitor.monitor import Monitor
 from common.progress import Outcome
 from common.run.folder import OpenRun, is_restart, open_run, refuse_sources_in_moved_run
 from common.run.paths import RunPaths

@@ -22,7 +22,7 @@ from common.evaluation.best import BestConfig, EarlyStopConfig, Mode, check_name
 from common.evaluation.loss import LossSections, measured_losses
 from common.evaluation.metric import MetricSections
 from common.model import PrepareConfig
-from common.monitor import MonitorConfig
+from common.monitor.monitor import MonitorConfig
 from common.optim import OptimConfig
 from common.optim.precision import PrecisionConfig
 from common.progress import ProgressConfig

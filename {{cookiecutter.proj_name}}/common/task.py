@@ -17,7 +17,7 @@ from common.model import fixed
 from common.model.strategy import ModelHolder
 from common.monitor.clock import Clock
 from common.monitor.result import Picture
-from common.monitor.show import Show
+from common.monitor.writer import Show
 from common.optim.groups import Group
 from common.optim.precision import Precision
 from common.progress import TaskPosition

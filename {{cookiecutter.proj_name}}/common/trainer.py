@@ -29,7 +29,7 @@ from common.evaluator import EvaluationInterrupted, Evaluator, build_gallery
 from common.failure.signals import StopSignals, exit_code
 from common.model import Strategy, check_trained, prepare
 from common.monitor.result import SetResult, SplitResult
-from common.monitor.show import Show
+from common.monitor.writer import Show
 from common.optim import Clip, build_optimizer, needs_closure
 from common.optim.average import Average, build_average
 from common.optim.clip import log_gradients

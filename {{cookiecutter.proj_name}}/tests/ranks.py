@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from common.base.process import die_with_parent
-from common.failure.monitor import end
+from common.failure.hub import end
 from common.failure.program import report_errors
 import evaluate
 import train

@@ -15,7 +15,7 @@ from torch.nn import functional
 from common.config import ConfigError
 from common.evaluation.loss import Losses, LossFactory
 from common.evaluation.metric import MetricFactory
-from common.monitor.show import Show
+from common.monitor.writer import Show
 from common.task import Task, fixed
 from tests.conftest import Runs, load, metrics, same
 from tests.ranks import several

@@ -19,7 +19,7 @@ from common.base.errors import UserError
 from common.base.files import output_file, write_text
 from common.build import build_stream, build_task
 from common.distributed import has_streams
-from common.distributed.process import set_up_process
+from common.distributed.devices import set_up_process
 from common.distributed.seed import choose_seed
 from common.model import prepare
 from common.monitor.log import setup_log

@@ -39,7 +39,7 @@ def test_those_of_a_log_line_an_evaluation_and_a_save(waits: Waits) -> None:
     """In a run with five log lines, two validations of a batch each, and two saves."""
     found = waits()
     losses = {"event.synchronize  common/checkpoint/finite.py finish": 5}
-    read = {"copy to the host  common/monitor/meter.py to_floats": 5, "item  common/monitor/__init__.py train": 5}
+    read = {"copy to the host  common/monitor/meter.py to_floats": 5, "item  common/monitor/monitor.py train": 5}
     assert found["log"] == losses | read
     checked = "item  common/checkpoint/finite.py are_finite"
     assert found["save"] == {checked: 2, "device.synchronize  common/checkpoint/saver.py _copy_to_host": 2}

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.torch_version import TorchVersion
 
-from common.distributed.code import code_of
+from common.distributed.group import code_of
 from tests.conftest import ENVIRONMENT, PROJECT, Runs, copy_of_project
 from tests.ranks import refused
 from custom.datasets.digits_dataset import DigitsDataset

@@ -16,8 +16,8 @@ from torch.distributed import HashStore  # type: ignore[attr-defined]
 from common.base.errors import UserError
 from common.data.loader import LoaderConfig, make_loader
 from common.distributed import DistConfig, find_rank, group, spawn
+from common.distributed.devices import set_up_process
 from common.distributed.launch import read_launch
-from common.distributed.process import set_up_process
 from common.distributed.seed import random_state, set_random_state
 from common.optim.precision import PrecisionConfig, build_precision
 import train

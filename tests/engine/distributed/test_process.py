@@ -14,7 +14,7 @@ import torch
 from common.base.process import raise_file_limit
 from common.data.workers import set_up_worker
 from common.distributed import DistConfig, Rank, find_rank
-from common.distributed.process import cores, set_up_process
+from common.distributed.devices import cores, set_up_process
 import evaluate
 from tests.conftest import Runs, load, same
 from tests.distributed.test_launch import TORCHRUN
@@ -66,7 +66,7 @@ def test_programs_of_a_data_set(runs: Runs) -> None:
 
 def test_threads_are_shared(monkeypatch: pytest.MonkeyPatch) -> None:
     """The cores of a host are dealt out to its processes, unless the launcher or the user has said otherwise."""
-    monkeypatch.setattr("common.distributed.process.available_cores", lambda: 8)
+    monkeypatch.setattr("common.distributed.devices.available_cores", lambda: 8)
     assert [cores(count, {}) for count in (1, 2, 16)] == [8, 4, 1]
     assert cores(4, {"SLURM_CPUS_PER_TASK": "6"}) == 6  # promised to each
     threads: list[int] = []

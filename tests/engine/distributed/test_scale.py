@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from common.distributed import Rank
-from common.failure import monitor
+from common.failure import hub
 
 
 def test_a_rank_does_not_wait_for_acknowledgements(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -24,9 +24,9 @@ def test_a_rank_does_not_wait_for_acknowledgements(monkeypatch: pytest.MonkeyPat
         clients.append(Client(*given, **options))
         return clients[-1]
 
-    monkeypatch.setattr(monitor, "from_main", offered)
-    monkeypatch.setattr(monitor, "Client", client)
-    ranks = [monitor.connect(Rank(rank, rank, 3, backend="gloo", local_world=3)) for rank in range(3)]
+    monkeypatch.setattr(hub, "from_main", offered)
+    monkeypatch.setattr(hub, "Client", client)
+    ranks = [hub.connect(Rank(rank, rank, 3, backend="gloo", local_world=3)) for rank in range(3)]
     try:
         for connection in clients:
             with socket.socket(fileno=os.dup(connection.fileno())) as same:

@@ -23,7 +23,7 @@ from common import distributed
 from common.base.context import error_context
 from common.base.errors import UserError
 from common.distributed import Rank
-from common.failure import monitor
+from common.failure import hub
 from common.failure.report import Failure, describe
 from common.monitor.writer import Writer, WriterRun
 from common.progress import Position
@@ -277,7 +277,7 @@ def listen_to_strangers() -> None:
         return server
 
     names = {**vars(socket), "create_server": found_by_others}
-    setattr(monitor, "socket", SimpleNamespace(**names))  # noqa: B010 - to the type checker it is a module
+    setattr(hub, "socket", SimpleNamespace(**names))  # noqa: B010 - to the type checker it is a module
 
 
 @pytest.mark.slow

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from common.distributed.sharded import local
+from common.distributed.collectives import local
 from common.trainer import Trainer
 from tests.conftest import PROJECT, ErrorOf, Runs, same
 from tests.parts.fsdp.test_fsdp import BLOCKS, BUSY, FSDP, PLAIN, assert_near, log, whole

@@ -104,7 +104,7 @@ def test_a_bar_is_not_torn(tmp_path):
     """On a terminal a line of the log clears the bar, and the bar comes back below it."""
     code = (
         "from common.distributed import Rank\n"
-        "from common.monitor import Monitor, MonitorConfig\n"
+        "from common.monitor.monitor import Monitor, MonitorConfig\n"
         "from common.monitor.log import logger, setup_log\n"
         "from common.progress import Position\n"
         "from common.run.folder import open_run\n"

@@ -11,8 +11,8 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from common.base.nested import map_leaves
+from common.distributed.collectives import is_sharded
 from common.distributed.seed import mix
-from common.distributed.sharded import is_sharded
 
 _CHUNK = 1 << 16  # numbers multiplied at a time: these products stay in the cache of a CPU
 

@@ -13,7 +13,7 @@ from common.config.names import join_names
 from common.data.loader import BatchStream
 from common.data.reading import compare_data
 from common.distributed import Rank, from_main
-from common.distributed.code import code_of
+from common.distributed.group import code_of
 from common.run.environment import machine, packages, versions_of
 from common.run.record import result_variables
 

@@ -15,7 +15,7 @@ from common.checkpoint.saver import Saver
 from common.checkpoint.state import RunState
 from common.data.loader import BatchStream, bad_samples, sample_text
 from common.distributed import Rank, has_streams
-from common.distributed.sharded import local
+from common.distributed.collectives import local
 from common.failure.program import TrainingError
 from common.optim.precision import Precision
 from common.progress import Position

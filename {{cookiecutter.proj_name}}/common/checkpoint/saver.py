@@ -19,7 +19,7 @@ from common.checkpoint.checksum import weights_digest
 from common.checkpoint.folder import CheckpointFolder
 from common.config import section
 from common.distributed import Rank, has_streams
-from common.distributed.sharded import is_sharded, local
+from common.distributed.collectives import is_sharded, local
 
 
 @section

@@ -19,8 +19,7 @@ from common.distributed.collectives import (
 from common.distributed.config import DistConfig
 from common.distributed.devices import find_rank, has_streams
 from common.distributed.group import check_alike, check_same, finish, start
-from common.distributed.launch import is_launched
-from common.distributed.rank import Rank
+from common.distributed.launch import Rank, is_launched
 from common.distributed.spawn import spawn
 
 __all__ = [

@@ -8,7 +8,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from common.config.names import match_names
-from common.distributed.rank import Rank
+from common.distributed.launch import Rank
 
 
 def named_buffers(model: nn.Module) -> Iterator[tuple[str, nn.Module, str, Tensor]]:

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from common.distributed.rank import Rank
+from common.distributed.launch import Rank
 
 T = TypeVar("T")
 
@@ -103,3 +103,24 @@ def main_first(rank: Rank) -> Iterator[None]:
         dist.barrier(group=patient)
     dist.barrier(group=patient)
     dist.destroy_process_group(patient)
+
+
+def is_sharded(value: Any) -> bool:
+    """Return whether `value` is a tensor of which each process holds a part (a DTensor)."""
+    return isinstance(value, Tensor) and hasattr(value, "to_local")
+
+
+def local(tensor: Tensor) -> Tensor:
+    """This process' part of a sharded tensor, in the same memory; any other tensor unchanged."""
+    if is_sharded(tensor):
+        return tensor.to_local()  # type: ignore[attr-defined]
+    return tensor
+
+
+def norm_over_shards(norm: Tensor, like: Any) -> Tensor:
+    """Return the norm of sharded vectors. `norm`: that of this process' part; `like`: one of the vectors."""
+    mesh = like.device_mesh
+    # Even weights offloaded to host memory are exchanged on the device.
+    square = norm.square().to(mesh.device_type)
+    dist.all_reduce(square, group=mesh.get_group(mesh.ndim - 1))  # with several copies: over the processes of one
+    return square.sqrt().to(norm.device)

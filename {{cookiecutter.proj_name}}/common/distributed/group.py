@@ -4,9 +4,12 @@ import secrets
 import socket
 import threading
 import time
+import zlib
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,12 +18,11 @@ from loguru import logger
 from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
 
 from common.base.errors import UserError
+from common.base.files import PROJECT
 from common.base.nested import flat
-from common.distributed.code import code_of
 from common.distributed.collectives import barrier, gather_objects
 from common.distributed.config import DistConfig
-from common.distributed.launch import ALONE
-from common.distributed.rank import Rank
+from common.distributed.launch import ALONE, Rank
 
 _MAX_SHOWN = 20  # differences in a message
 _POLL_S = 0.05
@@ -74,6 +76,20 @@ def check_alike(values: Mapping[str, Any], rank: Rank) -> None:
     settings = {**values, "torch": str(torch.__version__)}
     check_same(settings, rank, "was started with a different configuration than rank 0")
     check_same(code_of(), rank, "runs different code than rank 0; checksums of the files")
+
+
+def code_of(project: Path = PROJECT) -> dict[str, str]:
+    """Return a checksum of each of the project's Python files, by path: those next to train.py, and in packages there.
+
+    Tests are left out. Takes 5 ms for the hundred files of a new project.
+    """
+    packages = [file.parent for file in project.glob("*/__init__.py") if file.parent.name != "tests"]
+    files = [*project.glob("*.py"), *(file for package in packages for file in package.rglob("*.py"))]
+    checksums = {}
+    for file in sorted(files):
+        with suppress(OSError):  # such as an editor's dangling link
+            checksums[file.relative_to(project).as_posix()] = f"{zlib.crc32(file.read_bytes()):08x}"
+    return checksums
 
 
 def check_same(values: Mapping[str, Any], rank: Rank, complaint: str) -> None:

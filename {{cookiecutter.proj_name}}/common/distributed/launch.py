@@ -4,11 +4,14 @@ import os
 import re
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
 
 from common.base.errors import UserError
-from common.distributed.rank import Rank
 
+_CPU = torch.device("cpu")
 _MPI = (  # rank, number of processes, rank on this host, number of processes there
     ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"),
     ("MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE", "MV2_COMM_WORLD_LOCAL_RANK", "MV2_COMM_WORLD_LOCAL_SIZE"),
@@ -18,6 +21,51 @@ SPAWNED = "TRAIN_SPAWNED"  # set by `spawn` for the processes it starts: its own
 ALONE = "to train in this process alone: --dist.launcher none"  # ends messages about variables that may be left over
 
 Environment = Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Rank:
+    """This process' place: `rank` of `world_size`, on its host `local_rank` of `local_world`, and its device.
+
+    Attributes:
+        backend: exchanges gradients, "nccl" or "gloo"; "" for a single process.
+        launcher: the one that started the processes; "python" for none.
+        address, port: where the processes find each other.
+        launcher_hosts_store: the launcher listens at that address; otherwise rank 0 does.
+        parent: id of the process that started this one, if it lives as long as the run; None for a shell.
+        restarted: Slurm has started this job before, or torchrun these processes.
+        launched_as: identifiers of this launch, the same after a restart.
+        control: process group on CPU for small exchanges, which then never wait for the GPU.
+        failure_monitor: ends this process when another one fails (`common.failure.hub`); None before it exists.
+    """
+
+    rank: int = 0
+    local_rank: int = 0
+    world_size: int = 1
+    device: torch.device = _CPU
+    backend: str = ""
+    launcher: str = "python"
+    local_world: int = 1
+    address: str = "127.0.0.1"
+    port: int = 0
+    launcher_hosts_store: bool = False
+    parent: int | None = None
+    restarted: bool = False
+    launched_as: tuple[str, ...] = ()
+    control: Any = None
+    failure_monitor: Any = None
+
+    @property
+    def is_main(self) -> bool:
+        """True in the one process that writes files and prints to the terminal."""
+        return self.rank == 0
+
+    @property
+    def is_single_process(self) -> bool:
+        return self.world_size == 1
+
+    def __str__(self) -> str:
+        return f"rank {self.rank} of {self.world_size} on {self.device}"
 
 
 def is_launched(launcher: str | None, environment: Environment = os.environ) -> bool:

@@ -11,7 +11,7 @@ from common import distributed
 from common.base.errors import UserError
 from common.base.process import die_with_parent, raise_file_limit
 from common.distributed import DistConfig, Rank
-from common.failure.monitor import connect, end, print_failure
+from common.failure.hub import connect, end, print_failure
 from common.failure.report import describe, report_to_torchrun
 from common.failure.signals import catch_early_signals, is_main_thread
 

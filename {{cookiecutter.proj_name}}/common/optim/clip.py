@@ -9,7 +9,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from common.config import section
-from common.distributed.sharded import local, norm_over_shards
+from common.distributed.collectives import local, norm_over_shards
 
 
 @section

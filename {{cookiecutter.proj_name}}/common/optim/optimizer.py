@@ -18,7 +18,7 @@ from common.base.parts import installed, needs
 from common.config import Problem, section
 from common.config.arguments import check_arguments, fit_arguments, is_foreign, parameter_names
 from common.config.registry import import_path
-from common.distributed.sharded import is_sharded
+from common.distributed.collectives import is_sharded
 from common.optim.groups import Group, GroupConfig, log_groups, parameter_groups
 
 # Arguments with config keys of their own (lr, weight_decay), and the parameters themselves.

@@ -10,7 +10,7 @@ from torch.optim import Optimizer
 
 from common.base.errors import UserError
 from common.distributed import own_buffers
-from common.distributed.sharded import is_sharded, local
+from common.distributed.collectives import is_sharded, local
 from common.optim.average import Average
 from common.optim.optimizer import parts_of
 from common.progress import Interval, Position

@@ -18,7 +18,7 @@ from torch.distributed.tensor import DTensor
 from common.base.errors import UserError
 from common.base.nested import map_leaves
 from common.distributed import Rank, has_streams, share_buffers
-from common.distributed.sharded import is_sharded, local
+from common.distributed.collectives import is_sharded, local
 from common.model.prepare import norms_with_statistics
 from common.model.strategy import ModelHolder, Strategy
 from common.optim.precision import Precision

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from common.base.errors import UserError
-from common.distributed.rank import Rank
+from common.distributed.launch import Rank
 
 # The complete branches of a tree, the largest first: the number of their leaves, and the sums of their terms.
 Branches = list[tuple[int, list[Tensor]]]

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from common.distributed import Rank
-from common.monitor.show import Show
+from common.monitor.writer import Show
 from common.task import Picture
 from parts.pictures.draw import draw
 from parts.pictures.gallery import Selection

@@ -1,0 +1,303 @@
+"""Progress reports of a run: log lines and numbers. Only the main process writes them."""
+
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import field
+from functools import partial
+from typing import Annotated, Any, Literal
+
+import torch
+from loguru import logger
+from pydantic import Field
+from torch import Tensor
+from tqdm import tqdm
+
+from common.base.files import warn_on_oserror
+from common.base.text import label, number
+from common.config import dump, section
+from common.config.registry import WRITER_REGISTRY, RegisteredList
+from common.distributed import Rank, max_over_ranks, sum_over_ranks
+from common.monitor.clock import Clock, Timing, peak_memory
+from common.monitor.line import current_epoch, evaluation_line, position, train_line
+from common.monitor.meter import Meter
+from common.monitor.result import SplitResult
+from common.monitor.writer import NullRecorder, Recorder, WriterRun, drop_duplicate_loss
+from common.optim.groups import learning_rates
+from common.progress import Position
+from common.run.folder import OpenRun
+from common.run.paths import RunPaths
+from common.run.record import environment_text
+from common.run.status import State, write_status
+
+# Log records show the line that called the monitor, not a line of this file.
+_log = logger.opt(depth=1)
+
+Level = Literal["TRACE", "DEBUG", "INFO", "WARNING", "ERROR"]
+
+
+@section
+class MonitorConfig:
+    """Logging and metrics."""
+
+    log_level: Annotated[Level, Field(description="lowest level of log records that are kept")] = "INFO"
+    smooth: Annotated[int, Field(ge=1, description="steps over which the log line's losses are averaged")] = 20
+    writers: Annotated[
+        list[str | dict[str, Any]],
+        RegisteredList(WRITER_REGISTRY),
+        Field(description="where curves go, names or {type: ...} with settings; see docs/monitor.md"),
+    ] = field(default_factory=lambda: ["tensorboard"])
+    bar: Annotated[Literal["auto", "on", "off"], Field(description="progress bar; auto: on a terminal")] = "auto"
+
+
+class Monitor:
+    """Writes lines to the log, numbers to files; holds the meter and the clock.
+
+    Args:
+        run: the open run folder, in the main process; None in the others, which then write nothing.
+        resume_step: optimizer steps of the checkpoint that this run continues from; later entries are removed.
+        values: the whole config as plain values, for the writers.
+
+    Attributes:
+        after_step: functions to call after each optimizer step; add your own.
+        after_log: functions to call after each log line, with the position and the times since the last one.
+        start: optimizer steps done when training began; None before.
+        step: optimizer steps done now.
+        unit: what the task counts.
+        measures: functions that return further numbers for a log line, given its times; add your own.
+    """
+
+    def __init__(
+        self,
+        config: MonitorConfig,
+        rank: Rank,
+        run: OpenRun | None,
+        *,
+        resume_step: int | None = None,
+        values: Mapping[str, Any],
+    ) -> None:
+        reduce = None
+        if not rank.is_single_process:
+            reduce = partial(sum_over_ranks, rank=rank)
+        self.meter = Meter(config.smooth, reduce)
+        self.clock = Clock()
+        self.batch_ready = self.clock.batch_ready
+        self.reset_timer = self.clock.reset
+        self.after_step: list[Callable[[], object]] = []
+        self.after_log: list[Callable[[Position, Timing], object]] = []
+        self.start: int | None = None
+        self.step: int | None = None
+        self.config = config
+        self._rank = rank
+        self.unit = "items"
+        self.measures: list[Callable[[Timing], Mapping[str, float]]] = []
+        self._totals: tuple[int | None, int | None] = (None, None)  # steps and epochs of the run, where known
+        self._recording = threading.Lock()  # another thread records the failure of another process
+        self._has_ended = False
+        self._folder: RunPaths | None = None
+        self._hides_bar: bool | None = True
+        self.bar: tqdm[Any] = tqdm(disable=True)
+        self._bar_values: dict[str, str] = {}
+        self.recorder: Recorder | NullRecorder = NullRecorder()
+        if run is not None:
+            folder = run.folder
+            self._folder = folder
+            # tqdm's `disable`: None shows the bar on a terminal only.
+            self._hides_bar = {"auto": None, "on": False, "off": True}[config.bar]
+            about = WriterRun(folder.root, folder.name, run.id, values, resume_step)
+            self.recorder = Recorder(
+                folder.metrics_file,
+                about,
+                config.writers,
+                attempt=run.attempt,
+            )
+            self.recorder.begin_with("run/config", dump(values))
+            self.recorder.begin_with("run/environment", environment_text(run.record))
+
+    @contextmanager
+    def training(
+        self,
+        at: Position,
+        total_steps: int | None,
+        epochs: int | None = None,
+    ) -> Iterator[None]:
+        """Wraps the training loop: starts the clock, shows the progress bar. Unknown totals are None."""
+        self._totals = total_steps, epochs
+        self.start = self.step = at.step
+        self._status("running", at.step)
+        self.bar = tqdm(
+            total=total_steps,
+            initial=at.step,
+            unit="step",
+            dynamic_ncols=True,
+            leave=False,
+            disable=self._hides_bar,
+        )
+        self.clock.start()
+        try:
+            yield
+        finally:
+            self.bar.close()
+            self.recorder.flush()
+
+    def step_done(self, at: Position, samples: int) -> None:
+        """Count an optimizer step on `samples` samples, of all processes."""
+        self.clock.step_done(samples)
+        self.step = at.step
+        if not self.bar.disable:
+            self.bar.desc = f"epoch {current_epoch(at)}: "
+            self.bar.update()
+        for call in tuple(self.after_step):
+            call()
+
+    def train(
+        self,
+        at: Position,
+        optimizer: torch.optim.Optimizer,
+        grad_norm: Tensor | None,
+        metrics: Mapping[str, float],
+        skipped: tuple[int, int] = (0, 0),
+    ) -> None:
+        """Write the log line of training and its scalars. Waits for the device; every process must call it.
+
+        Args:
+            skipped: steps that loss scaling skipped, and of how many, since the last log line.
+        """
+        losses = self.meter.read()
+        others = dict(metrics)
+        if grad_norm is not None:
+            others["grad_norm"] = float(grad_norm)
+        by_group = learning_rates(optimizer)
+        rates = {f"lr_{name}": rate for name, rate in by_group.items()}
+        if len(rates) == 1:
+            rates = by_group = {"lr": min(rates.values())}
+        steps_left = None
+        total = self._totals[0]
+        if total is not None:
+            steps_left = total - at.step
+        timing = self.clock.read(steps_left)
+        memory = max_over_ranks(peak_memory(self._rank.device), self._rank)
+        compared: dict[str, float] = {}
+        if timing.items:
+            compared[f"{self.unit}_per_second"] = timing.items
+        for measure in self.measures:
+            compared |= measure(timing)
+        line = train_line(
+            at,
+            self._totals,
+            rates,
+            losses,
+            others,
+            timing,
+            memory,
+            compared,
+            skipped,
+        )
+        _log.info("{}", line)
+        if skipped[0]:
+            others["skipped"] = skipped[0]
+        self._show_on_bar("loss", losses.raw.get("loss"))
+        for call in self.after_log:
+            call(at, timing)
+        where = {"step": at.step, "epoch": current_epoch(at)}
+        self.recorder.record("train", **where, values=losses.raw | others | rates)
+        # Separate from the others, since these differ from run to run.
+        speed = {"step_seconds": timing.step, "data_share": timing.data, "samples_per_second": timing.rate}
+        speed |= compared
+        self.recorder.record("speed", **where, values=speed | {"memory_bytes": memory})
+        self.recorder.write("scalars", "train", at.step, drop_duplicate_loss(losses.raw) | others)
+        self.recorder.write("scalars", "lr", at.step, by_group)
+        speed["memory_GB"] = memory / 1e9
+        self.recorder.write("scalars", "speed", at.step, speed)
+        self.reset_timer()
+
+    def evaluation(
+        self,
+        split: str,
+        at: Position,
+        result: SplitResult,
+        key: str = "",
+        *,
+        best: bool = False,
+    ) -> None:
+        """Write a line for each set of the `split` data, and the scalars of all sets.
+
+        Args:
+            key: the value that decides about the best checkpoint.
+        """
+        for name, measured in result.sets.items():
+            decides = best and key in (f"{name}.{value}".removeprefix(".") for value in measured.values)
+            where = position(at, self._totals)
+            values = drop_duplicate_loss(measured.values)
+            title = label(split, name)
+            line = evaluation_line(title, where, values, measured.samples, best=decides)
+            _log.bind(best=decides).info("{}", line)
+        if split == "val":
+            self._show_on_bar(f"val {key}", result.values.get(key))
+        self.recorder.record(
+            split,
+            step=at.step,
+            epoch=current_epoch(at),
+            samples=result.samples,
+            values=result.values,
+        )
+        events = [split]
+        if best:
+            events.append("best")
+        for event in events:
+            self.recorder.write("scalars", event, at.step, drop_duplicate_loss(result.values))
+
+    def _show_on_bar(self, name: str, value: float | None) -> None:
+        if value is not None:
+            self._bar_values[name] = number(value).strip()
+            self.bar.set_postfix(self._bar_values, refresh=False)
+
+    def saving(
+        self,
+        at: Position,
+        weights: str,
+        *,
+        best: bool,
+        numbered: bool,
+    ) -> None:
+        """Record a checkpoint before it is written, from any thread. `weights`: the digest of what it holds."""
+        self.recorder.record(
+            "checkpoint",
+            step=at.step,
+            epoch=current_epoch(at),
+            best=best,
+            numbered=numbered,
+            weights=weights,
+        )
+
+    def begin_again(self) -> None:
+        """Write all numbers again, and the status: the run's folder was moved or deleted, and made again."""
+        if self._folder is not None:
+            self.recorder.write_again(self._folder.metrics_file)
+            self._status("running", self.step)
+
+    def end(self, state: State, at: Position, reason: str) -> None:
+        """Write the last line, entry and status of the run. Nothing can be written afterwards."""
+        why = ""
+        if reason not in ("", state):
+            why = f": {reason}"
+        _log.info("{} at epoch {}, step {}{}", state, current_epoch(at), at.step, why)
+        self.recorder.record("end", step=at.step, state=state, reason=reason)
+        self._status(state, at.step, reason)
+        self.close()
+
+    def fail(self, reason: str) -> None:
+        """Write the entry and status of a run that failed, unless it has ended already. From any thread."""
+        self.recorder.record("end", state="failed", reason=reason)
+        self._status("failed", self.step, reason)
+
+    def close(self) -> None:
+        """Flush and close all files. Safe to call twice."""
+        self.bar.close()
+        self.recorder.close()
+
+    def _status(self, state: State, step: int | None, reason: str = "") -> None:
+        with self._recording, warn_on_oserror("status.json"):
+            if self._folder is not None and not self._has_ended:
+                self._has_ended = state != "running"
+                write_status(self._folder, state, step=step, reason=reason)
