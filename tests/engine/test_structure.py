@@ -15,10 +15,10 @@ FLOORS = (
     {"failure", "run", "data", "optim"},
     {"checkpoint", "model", "monitor"},
     {"evaluation"},
-    {"task", "stage", "settings", "evaluator", "step", "build", "run_context", "trainer"},
+    {"task", "stage", "settings", "evaluator", "finite", "step", "build", "run_context", "trainer"},
 )
 # The top floor is the story: modules in this order, each may import those before it.
-STORY = ("task", "stage", "settings", "evaluator", "step", "build", "run_context", "trainer")
+STORY = ("task", "stage", "settings", "evaluator", "finite", "step", "build", "run_context", "trainer")
 # Rooms that can be deleted with what is built on them: nothing else in the engine knows of them.
 LEAVES = {"ops"}
 YOURS = {"train", "evaluate", "predict", "library", "parts", "cli", "support", "tools", "tests"}

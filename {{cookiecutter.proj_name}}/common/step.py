@@ -13,12 +13,12 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from common.base.errors import UserError
-from common.checkpoint.finite import LossCheck, ScaledSteps, StepGuard
 from common.data.loader import Step
 from common.distributed import Rank, own_buffers, sum_over_ranks
 from common.distributed.buffers import buffers_unchanged
 from common.distributed.seed import random_state_unchanged
 from common.evaluation.loss import Losses
+from common.finite import LossCheck, ScaledSteps, StepGuard
 from common.model import Strategy
 from common.model.freeze import warn_of_unused
 from common.model.strategy import warm_up_ddp

@@ -12,11 +12,9 @@ from torch.optim import Optimizer
 from common.base.context import error_context
 from common.base.files import warn_on_oserror
 from common.base.parts import refuse_absent, required
-from common.checkpoint.fingerprint import fingerprint
-from common.checkpoint.finite import ScaledSteps, are_finite, bad_loss, not_finite, step_check
 from common.checkpoint.folder import CheckpointFolder
-from common.checkpoint.guarantee import accept_changes
 from common.checkpoint.layout import Layout, check_extra_state
+from common.checkpoint.resume import accept_changes, fingerprint
 from common.checkpoint.saver import Saver
 from common.checkpoint.state import RunState, Stateful, load_task
 from common.data.loader import BatchStream, EvaluationLoader, Step, whereabouts
@@ -27,6 +25,7 @@ from common.distributed.seed import mix, set_seed
 from common.evaluation.best import BestTracker
 from common.evaluator import EvaluationInterrupted, Evaluator, build_gallery
 from common.failure.signals import StopSignals, exit_code
+from common.finite import ScaledSteps, are_finite, bad_loss, not_finite, step_check
 from common.model import Strategy, check_trained, prepare
 from common.monitor.result import SetResult, SplitResult
 from common.monitor.writer import Show
@@ -56,7 +55,7 @@ class Trainer:
     parameters: list[nn.Parameter]
     optimizer: Optimizer
     schedule: Schedule
-    optimizer_step: OptimizerStep  # with the seat `guard`: common/checkpoint/finite.py
+    optimizer_step: OptimizerStep  # with the seat `guard`: common/finite.py
 
     # When things happen, and results.
     triggers: Triggers
@@ -156,9 +155,9 @@ class Trainer:
         self.optimizer = build_optimizer(config.optim, self.task, self.task.groups(), earlier)
         self.average.follow(self.task, self.optimizer)
         self.schedule = self.stage.schedule(self.optimizer)
-        self.state.parts["optimizer"] = self.optimizer
-        self.state.parts["schedule"] = self.schedule
-        self.state.parts["data"] = self.stream
+        self.state.states["optimizer"] = self.optimizer
+        self.state.states["schedule"] = self.schedule
+        self.state.states["data"] = self.stream
         check = step_check(config, self.stream, self.saver, self.state, self.strategy, self.monitor)
         full = config.prepare.compile.enabled or config.dist.is_fixed
         sample = partial(self.stream.sample_batch, full=full) if self.stream.is_indexed else None

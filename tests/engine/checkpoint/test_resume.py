@@ -123,7 +123,7 @@ def leaving_out(part: str, *names: str) -> Any:
         original = common.checkpoint.state.RunState.load_state_dict
 
         def load_state_dict(self: Any, state: dict[str, Any], source: Path) -> Any:
-            fresh = self.parts[part].state_dict()
+            fresh = self.states[part].state_dict()
             mixed = {**state[part], **{name: fresh[name] for name in names}} if names else fresh
             return original(self, {**state, part: mixed}, source)
 

@@ -10,7 +10,7 @@ import pytest
 from torch import Tensor
 
 from common.failure.program import report_errors
-from common.run.lock import FolderLock
+from common.run.status import FolderLock
 import train
 from tests.conftest import Runs
 from tests.ranks import Ended, start_ranks

@@ -12,7 +12,7 @@ import torch
 from loguru import logger
 from torch import nn
 
-from common.checkpoint import finite
+from common import finite
 from common.failure.program import TrainingError
 from common.trainer import Trainer
 from tests.conftest import Runs, load, metrics

@@ -7,7 +7,7 @@ from contextlib import closing
 
 import pytest
 
-from common.run import git as run_git
+from common.run import record
 from common.run.paths import DirConfig, RunPaths
 from tests.conftest import TRAIN
 from tests.parts.job_script.test_job_script import git, one_of, open_
@@ -48,7 +48,7 @@ def test_without_git_a_run_starts_all_the_same(project, monkeypatch, trouble):
         fake.write_text("#!/bin/sh\nexec sleep 60\n")
         fake.chmod(0o755)
         monkeypatch.setenv("PATH", f"{project}:{os.environ['PATH']}")
-        monkeypatch.setattr(run_git, "_TIMEOUT_S", 0.05)
+        monkeypatch.setattr(record, "_TIMEOUT_S", 0.05)
     with closing(open_(project)) as run:
         assert run.record["git"]["commit"] is None
         expected = {"no repository": "repository", "no commit": "HEAD", "no git": "'git'", "hangs": "timed out"}

@@ -18,10 +18,9 @@ from loguru import logger
 from common.base.errors import UserError
 from common.distributed import Rank
 from common.run.folder import OpenRun, open_run
-from common.run.lock import FolderLock
 from common.run.paths import DirConfig, RunPaths, data_dir
 from common.run.record import describe_start, environment_text
-from common.run.status import read_status, write_status
+from common.run.status import FolderLock, read_status, write_status
 from cli.evaluation_folder import eval_dir
 from tests.conftest import PROJECT, Runs, load
 
@@ -169,7 +168,7 @@ def test_a_resume_survives_a_lost_record(project):
 def test_two_processes_never_write_one_folder(project, resume):
     """The second learns which process holds it, and touches nothing."""
     code = (
-        "import sys, time; from pathlib import Path; from common.run.lock import FolderLock\n"
+        "import sys, time; from pathlib import Path; from common.run.status import FolderLock\n"
         "lock = FolderLock.take(Path(sys.argv[1])); print('held', flush=True); time.sleep(60)"
     )
     run = RunPaths.for_run(DirConfig(), "digits", project)

@@ -1,7 +1,5 @@
-"""Checkpoints: named parts of a run in one file, written atomically, and the guarantees of a resume.
+"""Checkpoints: what a run saves, in one file, written atomically, and how exact a resume is.
 
-`file` reads and writes one, `folder` keeps those of a run, `saver` writes in the background, `state` collects the
-parts of a run, `weights` loads models, `fingerprint` collects and compares what decides the bits, `guarantee` says how
-exact a resume is.
-`python -m tools.checkpoint FILE` prints the contents of one.
+`file` reads and writes one, `folder` keeps those of a run, `saver` writes in the background, `state` collects what is
+saved, `layout` checks that it can be loaded, `weights` loads models, `resume` says how exact a resume is.
 """

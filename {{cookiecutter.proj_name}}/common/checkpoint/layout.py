@@ -1,6 +1,6 @@
-"""The layout of a task's state: whether a task that is built anew could load what this one saves."""
+"""The tensors of a task in a checkpoint: whether a task that is built anew could load them, and which are left out."""
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -12,6 +12,8 @@ from common.base.nested import map_leaves
 from common.checkpoint.checksum import checksum
 from common.checkpoint.file import plain
 from common.config.names import join_names
+from common.distributed import own_buffers
+from common.distributed.collectives import whole
 
 EXTRA = "_extra_state"  # how torch ends the names of what `get_extra_state` returns
 _SHOWN = 5
@@ -142,3 +144,56 @@ def check_extra_state(task: nn.Module) -> None:
                 f"{name or 'model'}: {kind.__name__}.set_extra_state cannot load what get_extra_state returns: "
                 f"{error}. Checkpoints hold it as plain dicts, lists, tuples, tensors, numbers and text"
             ) from error
+
+
+def frozen_checksums(task: nn.Module, names: Iterable[str]) -> dict[str, str]:
+    """Return the checksums of these tensors of a task, made whole if they are sharded. Every process must call this."""
+    state = task.state_dict()
+    tensors = {name: state[name] for name in names if isinstance(state.get(name), Tensor)}
+    return {name: f"{checksum(whole(tensor)):016x}" for name, tensor in tensors.items()}
+
+
+def check_frozen(task: nn.Module, expected: Mapping[str, str], source: str) -> None:
+    """Check that `task`, as it was built, holds the frozen tensors that a checkpoint leaves out.
+
+    Args:
+        expected: their checksums, of the checkpoint.
+        source: the checkpoint, for the message.
+
+    Raises:
+        UserError: some of them are others now; the message names the first ones.
+    """
+    actual = frozen_checksums(task, expected)
+    if wrong := [name for name in expected if actual.get(name) != expected[name]]:
+        raise UserError(
+            f"{source} leaves out {len(expected)} frozen tensors (checkpoint.frozen: false), and {len(wrong)} of them "
+            f"are not what they were in training: {join_names(wrong)}.\n  They come from where the run took them: "
+            "init_from, or what the constructors of model and task draw or load. Is that source the same file as then?"
+        )
+
+
+class Frozen:
+    """Which tensors of a task are still as their source made them.
+
+    Args:
+        task: prepared, before a checkpoint is loaded.
+        kept: `checkpoint.frozen`; if true, nothing is omitted.
+    """
+
+    def __init__(self, task: nn.Module, *, kept: bool) -> None:
+        self._task = task
+        self._first = {} if kept else self._now()
+
+    def to_leave_out(self) -> dict[str, str]:
+        """Return the checksums of the tensors that neither the optimizer nor the task has ever changed, by name.
+
+        What a stage trained or a task moved (a teacher) is not among them. Every process must call this.
+        """
+        now = self._now() if self._first else {}
+        return {name: value for name, value in self._first.items() if now.get(name) == value}
+
+    def _now(self) -> dict[str, str]:
+        """Return the checksums of what is not trained."""
+        changing = {name for name, p in self._task.named_parameters(remove_duplicate=False) if p.requires_grad}
+        changing |= own_buffers(self._task)
+        return frozen_checksums(self._task, [name for name in self._task.state_dict() if name not in changing])

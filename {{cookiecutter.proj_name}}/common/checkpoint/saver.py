@@ -19,7 +19,7 @@ from common.checkpoint.checksum import weights_digest
 from common.checkpoint.folder import CheckpointFolder
 from common.config import section
 from common.distributed import Rank, has_streams
-from common.distributed.collectives import is_sharded, local
+from common.distributed.collectives import is_sharded, local, whole
 
 
 @section
@@ -183,10 +183,3 @@ class Saver(AbstractContextManager["Saver"]):
         if has_streams(self.rank.device):  # one wait for all copies
             torch.accelerator.synchronize(self.rank.device)
         return copy
-
-
-def whole(tensor: Any) -> Any:
-    """Return a sharded tensor made whole, on every process: a collective; any other tensor unchanged."""
-    if not is_sharded(tensor):
-        return tensor
-    return tensor.detach().to(tensor.device_mesh.device_type).full_tensor()  # parts in host memory: via the device

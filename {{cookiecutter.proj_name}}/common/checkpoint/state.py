@@ -13,13 +13,12 @@ from common.base.errors import UserError
 from common.base.nested import map_leaves
 from common.checkpoint.checksum import state_checksum
 from common.checkpoint.file import FORMAT
-from common.checkpoint.frozen import Frozen, check_frozen
-from common.checkpoint.layout import Layout, fit_buffers
-from common.checkpoint.saver import whole
+from common.checkpoint.layout import Frozen, Layout, check_frozen, fit_buffers
 from common.checkpoint.weights import averaged_state_dict, load_weights
 from common.config.names import join_names
 from common.distributed import Rank, gather_objects, gather_to_main, own_buffers
 from common.distributed.buffers import named_buffers
+from common.distributed.collectives import whole
 from common.distributed.seed import mix, random_state, set_random_state, set_seed
 from common.progress import Position
 
@@ -62,20 +61,20 @@ class RunState:
     Attributes:
         task: without wrappers, so names have no prefix. The tensors of its `model` are saved as `model`, all others as
             `task`.
-        parts: everything else that is saved, by name.
-        fingerprint: see `common.checkpoint.fingerprint`.
+        states: everything else that is saved, by name.
+        fingerprint: see `common.checkpoint.resume`.
         about: plain values (the config) stored in a checkpoint.
         keep_frozen: save tensors that training never changes, too.
-        user_parts: parts that plugins registered.
+        user_states: parts that plugins registered.
     """
 
     task: nn.Module
-    parts: dict[str, Stateful]
+    states: dict[str, Stateful]
     rank: Rank
     fingerprint: Mapping[str, Any]
     about: Mapping[str, Any]
     keep_frozen: bool = True
-    user_parts: dict[str, Stateful] = field(default_factory=dict)
+    user_states: dict[str, Stateful] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._frozen = Frozen(self.task, kept=self.keep_frozen)
@@ -85,9 +84,9 @@ class RunState:
 
     def register(self, name: str, part: Stateful) -> None:
         """Save `part` with the run, for each rank if ranks differ. Raises `UserError` if the name is taken."""
-        if name in self.user_parts or name == _DATA:
+        if name in self.user_states or name == _DATA:
             raise UserError(f"register_state: the name {name} is taken; choose another")
-        self.user_parts[name] = part
+        self.user_states[name] = part
 
     def state_dict(self, at: Position, values: Mapping[str, float], pending: Collection[str] = ()) -> dict[str, Any]:
         """Return the state of a run at position `at` that measured `values` last. Every process must call this.
@@ -104,8 +103,8 @@ class RunState:
         frozen = self._frozen.to_leave_out()
         of_model = self.task.get_submodule("model").state_dict()
         model = {name: tensors.pop(name) for name in of_model}  # what stays in `tensors` is the rest of the task
-        parts = {name: part.state_dict() for name, part in self.parts.items()}
-        user = {name: part.state_dict() for name, part in self.user_parts.items()}
+        parts = {name: part.state_dict() for name, part in self.states.items()}
+        user = {name: part.state_dict() for name, part in self.user_states.items()}
         state = {
             "format": FORMAT,
             "position": at._asdict(),
@@ -167,24 +166,24 @@ class RunState:
         state = {**state, _DATA: mine["user"].get(_DATA, state.get(_DATA, {}))}
         user = {**state["user"], **mine["user"]}
         user.pop(_DATA, None)
-        new = {name for name, part in self.parts.items() if getattr(part, "may_be_new", False)}
-        missing = (self.parts.keys() - state.keys() - new) | (self.user_parts.keys() - user.keys())
+        new = {name for name, part in self.states.items() if getattr(part, "may_be_new", False)}
+        missing = (self.states.keys() - state.keys() - new) | (self.user_states.keys() - user.keys())
         if missing:
             raise UserError(
                 f"{source} has no state of {', '.join(sorted(missing))}; only its weights can be used, not its state"
             )
-        if extra := user.keys() - self.user_parts.keys():
+        if extra := user.keys() - self.user_states.keys():
             logger.warning("{} has state of {}, which nothing in this run registers", source, ", ".join(sorted(extra)))
         for name, _, _, buffer in named_buffers(self.task):
             if name in mine["buffers"]:
                 buffer.detach().copy_(mine["buffers"][name])
         at = Position(**state["position"])
-        for name, part in self.parts.items():
+        for name, part in self.states.items():
             if not only or name in only:
                 part.load_state_dict(state.get(name, {}))
         if only:
             return at, {}, set()
-        for name, part in self.user_parts.items():
+        for name, part in self.user_states.items():
             part.load_state_dict(user[name])
         random = state["random"]
         if len(random) == self.rank.world_size:

@@ -117,6 +117,13 @@ def local(tensor: Tensor) -> Tensor:
     return tensor
 
 
+def whole(tensor: Any) -> Any:
+    """Return a sharded tensor made whole, on every process: a collective; any other tensor unchanged."""
+    if not is_sharded(tensor):
+        return tensor
+    return tensor.detach().to(tensor.device_mesh.device_type).full_tensor()  # parts in host memory: via the device
+
+
 def norm_over_shards(norm: Tensor, like: Any) -> Tensor:
     """Return the norm of sharded vectors. `norm`: that of this process' part; `like`: one of the vectors."""
     mesh = like.device_mesh

@@ -13,9 +13,9 @@ from common.base.errors import UserError
 from common.base.files import unused_path, why_unwritten, write_text
 from common.config import dump
 from common.distributed import Rank
-from common.run.lock import FolderLock, is_held
 from common.run.paths import RunPaths
 from common.run.record import read_attempts
+from common.run.status import FolderLock, is_held
 
 _RECORD = ("config*.yaml", "git*.diff", "run.json", "job.sh")
 

@@ -1,23 +1,175 @@
-"""The record of a start in `run.json`: the command line, the machine, versions. No secrets."""
+"""The record of a start in `run.json`: the command line, the code's version, packages, the machine. No secrets."""
 
 import json
 import os
 import platform
+import re
 import shlex
 import socket
+import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+import torch
 from loguru import logger
 
 from common.distributed import Rank
-from common.run.environment import machine, packages
-from common.run.git import GitState, git_state
 from common.run.paths import RunPaths
 from common.run.status import now
+
+SNAPSHOT = ".snapshot.json"  # in a copy of the code: the git state of the original
+_TIMEOUT_S = 5.0  # for each call: a hanging network disk must not hold up a run
+
+
+@dataclass
+class GitState:
+    """The code's version; `note` is git's error, if any.
+
+    Attributes:
+        diff: for `git apply`; bytes that are not UTF-8 are kept as surrogates.
+    """
+
+    commit: str | None = None
+    branch: str | None = None
+    dirty: bool = False
+    untracked: list[str] = field(default_factory=list)
+    note: str = ""
+    diff: str = field(default="", repr=False)
+
+    def __str__(self) -> str:
+        if self.commit is None:
+            if "not a git" in self.note:
+                return "no git repository (git init creates one)"
+            return f"unknown ({self.note})"
+        text = f"{self.commit[:12]} on {self.branch}"
+        if self.dirty:
+            text += " + uncommitted changes"
+        return text
+
+    def patch(self) -> str:
+        """Text of `git.diff`: comment lines, then a patch for `git apply`, from the commit to the code that ran."""
+        text = f"# git: {self}\n"
+        for name in self.untracked:
+            text += f"# not tracked, so not in here: {name}\n"
+        if self.note:
+            text += f"# {self.note}\n"
+        return text + self.diff
+
+
+def git_state(project: Path) -> GitState:
+    """Return the git state of the folder `project`. Never fails."""
+    if is_copy(project):  # not a repository, though it may lie inside one
+        return GitState(**json.loads((project / SNAPSHOT).read_text()))
+    state = GitState()
+    try:
+        head = _git(project, "rev-parse", "HEAD", "--abbrev-ref", "HEAD")
+        state.commit, state.branch = head.split()
+        state.dirty = True  # until the diff says otherwise
+        # No external diff programs or text filters: the user configures them, and they may run anything.
+        state.diff = _git(
+            project, "diff", "HEAD", "--binary", "--no-color", "--no-ext-diff", "--no-textconv", "--", "."
+        )
+        state.untracked = git_files(project, "--others", "--directory")
+        state.dirty = bool(state.diff)
+    except (OSError, subprocess.SubprocessError) as error:
+        said = (getattr(error, "stderr", None) or b"").decode(errors="replace")
+        state.note = " ".join(said.split()) or str(error)
+    return state
+
+
+def is_copy(project: Path) -> bool:
+    """Return whether this code was copied for a job, and so is exactly what ran."""
+    return (project / SNAPSHOT).is_file()
+
+
+def git_files(project: Path, *options: str) -> list[str]:
+    """Files that `git ls-files` lists below `project`, relative to it, without ignored ones.
+
+    Raises:
+        OSError, SubprocessError: there is no git, or no repository.
+    """
+    listed = _git(project, "ls-files", "--exclude-standard", "-z", *options)
+    return [name for name in listed.split("\0") if name]
+
+
+def _git(project: Path, *arguments: str) -> str:
+    # Inside git hooks, GIT_DIR and others are set, and would point to another repository.
+    environment = dict(os.environ)
+    for name in os.environ:
+        if name.startswith("GIT_"):
+            del environment[name]
+    command = ["git", "--no-optional-locks", *arguments]
+    done = subprocess.run(
+        command,
+        cwd=project,
+        env=environment,
+        capture_output=True,
+        timeout=_TIMEOUT_S,
+        check=True,
+    )
+    return done.stdout.decode(errors="surrogateescape")
+
+
+def packages() -> dict[str, str]:
+    """Return the versions of the packages that this process has imported, by module."""
+    return versions_of({module for module in sys.modules if "." not in module} - sys.stdlib_module_names)
+
+
+def versions_of(names: Iterable[str]) -> dict[str, str]:
+    """Return the versions of installed packages by name, and of imported modules that have a `__version__`."""
+    versions = {}
+    for name in sorted(names):
+        try:
+            versions[name] = metadata.version(name)
+        except (metadata.PackageNotFoundError, ValueError):
+            version = getattr(sys.modules.get(name), "__version__", None)
+            if isinstance(version, str):
+                versions[name] = version
+    return versions
+
+
+def machine(device: torch.device) -> dict[str, str | int | bool]:
+    """Record what affects the last digits of results on this machine: Python, processor, threads, GPU, settings."""
+    cuda = torch.backends.cuda.matmul
+    cudnn = torch.backends.cudnn
+    conv: Any = getattr(cudnn, "conv")  # noqa: B009 - not in its types
+    names = ("driver", "cudnn", "cudnn flags", "tf32")
+    gpu: dict[str, str | int | bool] = dict.fromkeys(names, "not used")
+    if device.type == "cuda":
+        gpu = {
+            "device": torch.cuda.get_device_name(device),
+            "driver": _line("/proc/driver/nvidia/version", r"Module\b.*?\s(\d[\d.]+)") or "unknown",
+            "cudnn": cudnn.version(),
+            "cudnn flags": f"deterministic {cudnn.deterministic}, benchmark {cudnn.benchmark}",
+            "tf32": f"matmul {cuda.fp32_precision}, conv {conv.fp32_precision}",
+        }
+    return {
+        "python": platform.python_version(),
+        "processor": _line("/proc/cpuinfo", r"model name\s*: (.*)") or platform.processor() or "unknown",
+        "cpu": torch.backends.cpu.get_cpu_capability(),
+        "threads": torch.get_num_threads(),
+        "device": f"{device.type} ({platform.machine()})",
+        "cuda": torch.version.cuda or "none",
+        **gpu,
+        "matmul precision": torch.get_float32_matmul_precision(),
+        "deterministic": torch.are_deterministic_algorithms_enabled(),
+    }
+
+
+def _line(file: str, pattern: str) -> str:
+    """Return what `pattern` captures in a system file; "" if it is missing."""
+    try:
+        text = Path(file).read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+    match = re.search(pattern, text)
+    return match[1].strip() if match else ""
+
 
 # Variables that change results and hold no secrets. The environment as a whole is never recorded: it may hold tokens.
 RESULT_VARIABLES = (

@@ -1,11 +1,19 @@
-"""`status.json`: the state of a run, for scripts that monitor it. Needs no PyTorch."""
+"""Who writes to the folder of a run, by its lock, and how far the run is, by `status.json`. Needs no PyTorch."""
 
+import fcntl
 import json
 import os
+import shlex
+import socket
+from contextlib import suppress
 from datetime import datetime
-from typing import Any, Literal
+from pathlib import Path
+from typing import Any, Literal, TextIO
 
-from common.base.files import write_text
+from loguru import logger
+
+from common.base.errors import UserError
+from common.base.files import is_at, write_text
 from common.run.paths import RunPaths
 
 State = Literal["running", "stopped", "failed", "finished"]
@@ -40,3 +48,75 @@ def read_status(folder: RunPaths) -> dict[str, Any] | None:
 def now() -> str:
     """Local time with its offset from UTC, as in 2026-03-01T14:05:00+01:00."""
     return datetime.now().astimezone().isoformat(timespec="seconds")
+
+
+class FolderLock:
+    """A held lock file that names its holder. Removed on release; a killed process leaves it behind, unlocked.
+
+    Attributes:
+        path: of the file; must be updated when its folder is renamed.
+    """
+
+    def __init__(self, path: Path, file: TextIO) -> None:
+        self.path = path
+        self._file = file
+        os.register_at_fork(after_in_child=file.close)  # else a loader's worker would keep the lock of a killed process
+
+    @classmethod
+    def take(cls, path: Path) -> "FolderLock":
+        """Lock the file `path`, created if needed.
+
+        Raises:
+            UserError: another process holds it.
+        """
+        file = path.open("a+")
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.seek(0)
+            holder = file.read() or "another process"
+            file.close()
+            raise UserError(
+                f"{path.parent} is in use by {holder}; wait for it, stop it, or give this run another --name. If its"
+                f" machine died, and the file server keeps the lock:  rm {shlex.quote(str(path))}"
+            ) from None
+        except OSError as error:
+            logger.warning("no file locks in {} ({}): make sure that only one process writes there", path.parent, error)
+        lock = cls(path, file)
+        if not lock.is_in_place():  # the previous holder has just removed it
+            file.close()
+            return cls.take(path)
+        file.truncate(0)
+        file.write(f"process {os.getpid()} on {socket.gethostname()} since {now()}")
+        if "SLURM_JOB_ID" in os.environ:
+            file.write(f", Slurm job {os.environ['SLURM_JOB_ID']}")
+        file.flush()
+        return lock
+
+    def move_to(self, path: Path) -> None:
+        """Lock the file `path` instead. Raises `UserError` if another process holds it."""
+        self._file.close()
+        other = FolderLock.take(path)
+        self.path = other.path
+        self._file = other._file
+
+    def release(self) -> None:
+        """Unlock the folder. Safe to call twice; a file that another process has put in its place stays."""
+        with suppress(OSError):
+            if not self._file.closed and self.is_in_place():
+                self.path.unlink()
+        self._file.close()
+
+    def is_in_place(self) -> bool:
+        """Return whether `path` still names the file that is locked."""
+        return is_at(self.path, self._file)
+
+
+def is_held(path: Path) -> bool:
+    """Return whether a process holds the lock file `path`. Takes the lock for a moment, shared with others who ask."""
+    try:
+        with path.open() as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError as error:
+        return isinstance(error, BlockingIOError)
+    return False

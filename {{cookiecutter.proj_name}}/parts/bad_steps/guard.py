@@ -9,12 +9,12 @@ from loguru import logger
 from torch import Tensor
 
 from common.checkpoint.file import read_checkpoint
-from common.checkpoint.finite import not_finite
 from common.checkpoint.saver import Saver
 from common.checkpoint.state import RunState
 from common.data.loader import BatchStream, sample_text
 from common.distributed import from_main, gather_objects, sum_over_ranks
 from common.distributed.buffers import keep_buffers
+from common.finite import not_finite
 from common.progress import Position
 from parts.bad_steps.config import BadStepsConfig, OptimConfig
 

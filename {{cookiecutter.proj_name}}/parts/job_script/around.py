@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from common.base.files import warn_on_oserror, write_text
-from common.run.git import is_copy
+from common.run.record import is_copy
 from common.run_context import RunContext
 from common.trainer import Trainer
 

@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 
 from common.base.context import error_context
 from common.base.errors import UserError
-from common.checkpoint.fingerprint import changes
+from common.checkpoint.resume import changes
 from common.config import ABSENT, ConfigError, Problem, overlaid
 from common.data.loader import BatchStream
 from common.evaluation.loss import measured_losses

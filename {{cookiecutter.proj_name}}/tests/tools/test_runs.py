@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from common.base.errors import UserError
-from common.run.lock import FolderLock
 from common.run.paths import RunPaths
+from common.run.status import FolderLock
 from tests.conftest import Runs, metrics
 from tools.runs import __main__ as tool
 from tools.runs.compare import definition, mode, rank_runs, short_names

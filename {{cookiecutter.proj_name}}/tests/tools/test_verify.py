@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from common.base.errors import UserError
-from common.run.lock import FolderLock
+from common.run.status import FolderLock
 from tests.conftest import ENVIRONMENT, Runs, copy_of_project, metrics, run
 from tools.verify.__main__ import main
 

@@ -13,8 +13,7 @@ from common.base.errors import UserError
 from common.base.files import without_tilde, write_text
 from common.base.nested import flat
 from common.base.text import number
-from common.checkpoint.fingerprint import Change, changes
-from common.checkpoint.guarantee import SAFE
+from common.checkpoint.resume import SAFE, Change, changes
 from common.config import dump
 from common.config.source import plain, read_file
 from common.run.paths import PROJECT

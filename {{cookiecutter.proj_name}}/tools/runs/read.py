@@ -1,16 +1,15 @@
 """Reads the files of a run, for programs that show or compare runs. Nothing here writes to disk."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from common.config.source import Node, by_key, plain, read_file
-from common.run.lock import is_held
-from common.run.metrics import read_metrics
 from common.run.paths import RunPaths
+from common.run.status import is_held
 
 
 @dataclass
@@ -88,3 +87,25 @@ def _noting(run: RunFiles, file: Path) -> Iterator[None]:
         yield
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         run.problems.append(f"{file.name}: {error.strerror if isinstance(error, OSError) else error}")
+
+
+def read_metrics(
+    file: Path,
+    on_error: Callable[[Exception], None] = lambda error: None,
+) -> list[dict[str, Any]]:
+    """Read the lines of a metrics file in their order, each with `event`, `step` and `values`.
+
+    Values are floats, NaN and infinite ones too. A damaged line is skipped and its error given to `on_error`; a last
+    line that a kill has cut off is no damage. Raises `OSError`.
+    """
+    rows = []
+    for line in file.read_text(errors="replace").split("\n")[:-1]:
+        try:
+            row = json.loads(line)
+            measured = row.get("values", {})
+            values = {name: float(value) for name, value in measured.items()}
+        except (ValueError, TypeError, AttributeError) as error:
+            on_error(error)
+        else:
+            rows.append({"event": "", "step": 0, **row, "values": values})
+    return rows

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from common.base.errors import UserError
 from common.checkpoint.file import read_checkpoint, step_of
-from common.run.metrics import read_metrics
 from common.run.paths import RunPaths
+from tools.runs.read import read_metrics
 
 Rows = dict[tuple[int, str, str], float]
 _NOT_STATE = ("about", "fingerprint", "format")

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from common.base.errors import UserError
 from common.base.files import write_text
-from common.run.git import SNAPSHOT, git_files, git_state
+from common.run.record import SNAPSHOT, git_files, git_state
 
 MAX_SNAPSHOT_MB = 500  # more than that is not code, and each submission copies it
 _NO_CODE = re.compile(r"\.git|__pycache__|\..*_cache|\.ipynb_checkpoints|node_modules|.*\.egg-info")

@@ -16,11 +16,10 @@ import torch
 
 from common.base.errors import UserError
 from common.base.process import available_cores, die_with_parent
-from common.checkpoint.fingerprint import changes
+from common.checkpoint.resume import changes
 from common.config import resolve
-from common.run.lock import FolderLock
 from common.run.paths import PROJECT, RunPaths
-from common.run.status import read_status
+from common.run.status import FolderLock, read_status
 from tools.sweep.space import Trial
 from custom.config import Config
 

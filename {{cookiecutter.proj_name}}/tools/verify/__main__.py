@@ -11,7 +11,7 @@ import tempfile
 from pathlib import Path
 
 from common.base.files import without_tilde
-from common.checkpoint.fingerprint import compare
+from common.checkpoint.resume import compare
 from common.monitor.log import setup_log
 from common.run.paths import RunPaths
 from cli.program import run

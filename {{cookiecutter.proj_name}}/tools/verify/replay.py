@@ -13,16 +13,15 @@ from common.base.errors import UserError
 from common.base.files import PROJECT, write_text
 from common.checkpoint.checksum import weights_digest
 from common.checkpoint.file import read_checkpoint
-from common.checkpoint.fingerprint import changes, compare
-from common.checkpoint.guarantee import MEASURING, SAFE
+from common.checkpoint.resume import MEASURING, SAFE, changes, compare
 from common.config import dump, resolve
 from common.config.names import join_names
-from common.run.lock import is_held
-from common.run.metrics import read_metrics
 from common.run.paths import RunPaths
 from common.run.record import read_attempts
+from common.run.status import is_held
 from cli.trained import config_in
 from tools.record.run import run_program
+from tools.runs.read import read_metrics
 from tools.same.folders import leaves, values_of
 from custom.config import Config
 

@@ -9,8 +9,8 @@ import pytest
 import yaml
 
 from common.base.errors import UserError
-from common.run.git import git_state
-from common.run.lock import FolderLock
+from common.run.record import git_state
+from common.run.status import FolderLock
 from tests.conftest import CONFIG, Runs
 from tools.slurm import __main__ as submit
 from tools.slurm import snapshot

@@ -169,7 +169,7 @@ def step_check(
         guard = bad_steps.build(config.optim, stream, saver, state, strategy, monitor)
     if guard is None:
         return LossCheck(stream, saver, state.rank)
-    state.parts["bad_steps"] = guard
+    state.states["bad_steps"] = guard
     return guard
 
 
