@@ -1,8 +1,12 @@
 """Evaluate a checkpoint: python evaluate.py --model_pt experiments/<name>/checkpoints/best.pt [--key value ...]"""
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import NoReturn
+from typing import Annotated, Literal, NoReturn
+
+from pydantic import Field
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))  # python -P and PYTHONSAFEPATH leave it out
 
@@ -13,22 +17,61 @@ from common.base.text import label, number
 from common.build import build_evaluation, check_classes
 from common.checkpoint.file import read_checkpoint
 from common.checkpoint.folder import best_in
-from common.config import Resolved, option_value, resolve
+from common.config import Resolved, option_value, resolve, section
 from common.config.layers import node_of
 from common.config.problem import shown_path as shown
 from common.distributed import Rank
 from common.distributed.devices import set_up_process
 from common.evaluator import Evaluator, build_gallery
+from common.failure.hub import print_failure
 from common.failure.program import distributed_run, exit_process, report_errors
+from common.failure.report import Failure, describe
 from common.monitor.log import logger, setup_log
 from common.monitor.result import SetResult
 from common.monitor.writer import drop_duplicate_loss
-from common.run.paths import PROJECT
+from common.run.paths import PROJECT, DirConfig, RunPaths
+from common.run_context import keep_error
 from cli.command_line import parse
-from cli.evaluation_folder import EvalConfig, error_files, eval_dir
-from cli.program import explained
-from cli.stored_config import drop_stored_launch_options, stored_config
+from cli.program import drop_stored_launch_options, explained, stored_config
 from cli.trained import load_task
+from custom.config import Config
+
+
+@section
+class EvalConfig(Config):
+    """The settings of `evaluate.py`: a training config, and which checkpoint to evaluate on which split."""
+
+    model_pt: Annotated[str | None, Field(description="checkpoint, or the folder of a run: its best; required")] = None
+    split: Annotated[Literal["train", "val", "eval"], Field(description="split to evaluate on")] = "eval"
+
+
+def eval_dir(config: DirConfig, checkpoint: Path, split: str, project: Path) -> Path:
+    """Return the output folder for a checkpoint and a split; splits other than eval get their own folder."""
+    if config.eval_dir is not None:
+        return project / without_tilde(config.eval_dir, "dir.eval_dir")
+    name = checkpoint.stem if split == "eval" else f"{checkpoint.stem}_{split}"
+    return RunPaths.of_checkpoint(checkpoint).eval / name
+
+
+@contextmanager
+def error_files(rank: Rank, folder: Path) -> Iterator[None]:
+    """Write the traceback of an error raised in the block to `error_rank<k>.txt` in `folder`."""
+    paths = RunPaths(folder)
+
+    def record_failure(failure: Failure, to_terminal: bool) -> None:
+        if failure.trace and failure.rank == rank.rank:
+            with suppress(OSError):
+                folder.mkdir(parents=True, exist_ok=True)
+            keep_error(failure, paths)
+        print_failure(failure, to_terminal, paths.error_file(failure.rank) if failure.trace else None)
+
+    rank.failure_monitor.sink = record_failure
+    try:
+        yield
+    except (Exception, KeyboardInterrupt) as error:
+        if rank.is_single_process:
+            record_failure(describe(error, rank), False)  # not to the terminal: `report_errors` prints it
+        raise
 
 
 def main(argv: list[str]) -> int:

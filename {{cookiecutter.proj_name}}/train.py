@@ -13,8 +13,7 @@ from common.monitor.log import setup_log
 from common.run.paths import PROJECT
 from common.run_context import managed_run
 from common.trainer import Trainer
-from cli.program import around, explained
-from cli.stored_config import train_config
+from cli.program import around, explained, train_config
 from cli.summary import log_end, log_start
 
 

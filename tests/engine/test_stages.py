@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from common.base.context import with_notes
-from common.base.errors import UserError
+from common.base.errors import UserError, with_notes
 from common.config import ConfigError
 import evaluate
 import train

@@ -1,13 +1,23 @@
-"""How a program begins and ends; what parts and tools do around it, in files called `around.py` and `explain.py`."""
+"""How a program begins and ends: its config; what parts and tools do around it, in their `around.py` and `explain.py`.
+
+The config may be that of an earlier run, which `--resume` or `--model_pt` names by its folder or a checkpoint.
+"""
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from common.base.files import PROJECT
+from common.base.files import PROJECT, without_tilde
+from common.config import Resolved, option_value
+from common.distributed import is_launched
 from common.failure.program import exit_process, report_errors
+from common.run.paths import RunPaths
+from common.run.record import read_attempts
+from cli.command_line import parse
+from custom.config import Config
 
 if TYPE_CHECKING:
     from common.run_context import RunContext
@@ -42,3 +52,60 @@ def entered(name: str, *arguments: Any) -> AbstractContextManager[Any]:
             module = import_module(f"{folder}.{file.parent.name}.{name}")
             stack.enter_context(getattr(module, name)(*arguments))
     return stack
+
+
+def train_config(
+    argv: Sequence[str], *, prog: str = "train.py", description: str = "", default: Path | None = None
+) -> Resolved[Config]:
+    """Read the config as train.py does, see `parse`: `--resume RUN` alone takes that of the run.
+
+    The run then continues in that folder, whatever its config says: the folder may have been moved.
+    """
+    stored, debug = stored_config(argv, "--resume"), PROJECT / "configs" / "debug.yaml"
+    words = drop_stored_launch_options(argv, stored, only_under_launcher=True)
+
+    def read() -> Resolved[Config]:
+        return parse(Config, words, prog=prog, description=description, default=stored or default, debug_overlay=debug)
+
+    resolved = read()
+    if stored is None or any(option_value(argv, name) for name in ("--config", "--configs", "-c", "--name")):
+        return resolved
+    root = RunPaths.for_run(resolved.config.dir, resolved.config.name, PROJECT).root
+    if root.resolve() == stored.parent.resolve():
+        return resolved
+    words += ["--name", stored.parent.name, "--dir.runs_dir", str(stored.parent.parent)]
+    return read()
+
+
+def stored_config(argv: Sequence[str], option: str) -> Path | None:
+    """Find the config file of the last start of a run.
+
+    Args:
+        option: the option that names the run, such as "--model_pt" or "--resume".
+
+    Returns:
+        None if the option is missing or "auto", or does not lead to a run folder.
+    """
+    value = option_value(argv, option)
+    if not value or value == "auto":  # the run that the config names, and the config is not known yet
+        return None
+    path = without_tilde(value, option.removeprefix("--"))
+    folder = RunPaths.of_checkpoint(path / "x.pt" if path.is_dir() else path)
+    attempts = read_attempts(folder)
+    file = folder.root / attempts[-1]["config"] if attempts else folder.config_file
+    return file if file.is_file() else None
+
+
+def drop_stored_launch_options(
+    argv: Sequence[str], stored: Path | None, *, only_under_launcher: bool = False
+) -> list[str]:
+    """Return `argv`; if it reads the `stored` config of an earlier run, with the default launch options added.
+
+    Args:
+        only_under_launcher: without a launcher, keep the stored launch options.
+    """
+    has_config = any(option_value(argv, name) for name in ("--config", "--configs", "-c"))
+    if stored is None or has_config or (only_under_launcher and not is_launched(option_value(argv, "--dist.launcher"))):
+        return list(argv)
+    defaults = {"--dist.processes": "null", "--dist.launcher": "auto"}
+    return [*argv, *(word for pair in defaults.items() if option_value(argv, pair[0]) is None for word in pair)]

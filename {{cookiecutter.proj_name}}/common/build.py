@@ -9,12 +9,11 @@ from loguru import logger
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from common.base.context import error_context
-from common.base.errors import UserError
+from common.base.errors import UserError, error_context
 from common.base.parts import part, required
 from common.base.text import label
 from common.checkpoint.weights import init_weights
-from common.config.names import join_names
+from common.config.problem import join_names
 from common.config.registry import MODEL_REGISTRY, TASK_REGISTRY
 from common.data.loader import BatchStream, EvaluationLoader, TrainStream
 from common.data.order import EpochOrder, EpochPlan

@@ -11,8 +11,7 @@ from zlib import crc32
 import torch
 from loguru import logger
 
-from common.base.context import error_context, with_notes
-from common.base.errors import UserError
+from common.base.errors import UserError, error_context, with_notes
 from common.base.files import write_text
 from common.base.parts import part
 from common.base.text import label, plain

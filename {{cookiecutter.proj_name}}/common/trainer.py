@@ -9,7 +9,7 @@ from loguru import logger
 from torch import nn
 from torch.optim import Optimizer
 
-from common.base.context import error_context
+from common.base.errors import error_context
 from common.base.files import warn_on_oserror
 from common.base.parts import refuse_absent, required
 from common.checkpoint.folder import CheckpointFolder

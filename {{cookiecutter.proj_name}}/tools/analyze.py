@@ -14,8 +14,7 @@ import torch
 from torch import nn
 from torch.utils.benchmark import Timer
 
-from common.base.context import error_context
-from common.base.errors import UserError
+from common.base.errors import UserError, error_context
 from common.base.files import output_file, write_text
 from common.build import build_stream, build_task
 from common.distributed import has_streams
@@ -26,8 +25,7 @@ from common.monitor.log import setup_log
 from common.optim.precision import build_precision
 from common.stage import in_stage
 from common.task import TaskPosition
-from cli.program import run
-from cli.stored_config import train_config
+from cli.program import run, train_config
 from cli.trained import find_device
 from parts.speed.flops import count_flops
 from custom.config import Config

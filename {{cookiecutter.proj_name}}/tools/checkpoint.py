@@ -12,7 +12,7 @@ from common.checkpoint.file import read_checkpoint, write_checkpoint
 from common.checkpoint.folder import best_in
 from common.checkpoint.weights import averaged_state_dict
 from common.config import dump
-from common.config.names import join_names
+from common.config.problem import join_names
 from cli.program import run
 
 _LONGEST = 80  # characters that are shown of a value

@@ -20,8 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from common.base.context import error_context
-from common.base.errors import UserError
+from common.base.errors import UserError, error_context
 from common.base.files import output_file, write_text
 from common.base.text import plain
 from common.build import build_set

@@ -15,8 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from tqdm import tqdm
 
-from common.base.context import error_context
-from common.base.errors import UserError
+from common.base.errors import UserError, error_context
 from common.base.files import atomic_file, output_file, unused_path
 from common.base.parts import required
 from common.base.text import plain

@@ -24,7 +24,7 @@ from common.config.registry import Registry
 from common.config.schema import walk
 from common.run.paths import PROJECT
 from cli.config_text import WIDTH, describe, with_comment, yaml_rows
-from cli.evaluation_folder import EvalConfig
+from evaluate import EvalConfig
 from custom.config import Config
 
 Rule = dict[str, Any]

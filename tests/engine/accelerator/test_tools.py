@@ -10,7 +10,7 @@ from engine.accelerator.conftest import Accelerator
 
 ANALYZE = """
 import sys, torch
-from cli.stored_config import train_config
+from cli.program import train_config
 from tools import analyze
 left = []
 class Timer(analyze.Timer):

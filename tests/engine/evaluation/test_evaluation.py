@@ -11,14 +11,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from common.base.context import error_context, with_notes
-from common.base.errors import UserError
+from common.base.errors import UserError, error_context, with_notes
 from common.config import resolve
 from common.data.order import evaluation_keys
 from common.distributed import Rank
 from common.evaluation.loss import LossSums
 from common.evaluation.metric import GatheredMetric, MetricFactory, Results
-from cli.evaluation_folder import EvalConfig
+from evaluate import EvalConfig
 from tests.conftest import CONFIG, Runs, metrics
 from tests.evaluation.test_evaluation import NAMED, Numbered, digits
 from tests.ranks import failed, start_ranks

@@ -20,8 +20,7 @@ import torch.distributed
 from loguru import logger
 
 from common import distributed
-from common.base.context import error_context
-from common.base.errors import UserError
+from common.base.errors import UserError, error_context
 from common.distributed import Rank
 from common.failure import hub
 from common.failure.report import Failure, describe

@@ -21,7 +21,7 @@ from common.run.folder import OpenRun, open_run
 from common.run.paths import DirConfig, RunPaths, data_dir
 from common.run.record import describe_start, environment_text
 from common.run.status import FolderLock, read_status, write_status
-from cli.evaluation_folder import eval_dir
+from evaluate import eval_dir
 from tests.conftest import PROJECT, Runs, load
 
 

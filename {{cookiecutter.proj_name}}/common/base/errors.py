@@ -1,4 +1,7 @@
-"""User errors, as opposed to bugs."""
+"""User errors, as opposed to bugs; and notes on where an error happened."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 
 class UserError(ValueError):
@@ -6,3 +9,21 @@ class UserError(ValueError):
 
     The message names the value, the rule it broke, and what to do. Not a `KeyError`: that type prints its text quoted.
     """
+
+
+@contextmanager
+def error_context(describe: Callable[[], str]) -> Iterator[None]:
+    """Append `describe()` to the notes of an exception raised in the block, without changing its traceback.
+
+    It is called only then.
+    """
+    try:
+        yield
+    except Exception as error:
+        vars(error)["__notes__"] = [*getattr(error, "__notes__", []), describe()]  # as `add_note` of Python 3.11
+        raise
+
+
+def with_notes(error: BaseException) -> str:
+    """Return the error's message and its notes, one per line."""
+    return "\n  ".join([str(error), *getattr(error, "__notes__", [])])

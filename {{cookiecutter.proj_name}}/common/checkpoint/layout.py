@@ -11,7 +11,7 @@ from common.base.errors import UserError
 from common.base.nested import map_leaves
 from common.checkpoint.checksum import checksum
 from common.checkpoint.file import plain
-from common.config.names import join_names
+from common.config.problem import join_names
 from common.distributed import own_buffers
 from common.distributed.collectives import whole
 

@@ -15,7 +15,7 @@ from common.base.parts import safe_keys
 from common.checkpoint.state import RunState
 from common.config import ConfigError, resolve
 from common.config.layers import node_of
-from common.config.names import join_names
+from common.config.problem import join_names
 from common.data.loader import BatchStream
 from common.data.reading import compare_data
 from common.data.view import innermost

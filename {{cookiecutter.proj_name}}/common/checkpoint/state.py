@@ -15,7 +15,7 @@ from common.checkpoint.checksum import state_checksum
 from common.checkpoint.file import FORMAT
 from common.checkpoint.layout import Frozen, Layout, check_frozen, fit_buffers
 from common.checkpoint.weights import averaged_state_dict, load_weights
-from common.config.names import join_names
+from common.config.problem import join_names
 from common.distributed import Rank, gather_objects, gather_to_main, own_buffers
 from common.distributed.buffers import named_buffers
 from common.distributed.collectives import whole

@@ -20,7 +20,7 @@ from common.base.nested import flat
 from common.checkpoint.file import CheckpointError, check_format, is_checkpoint, load_archive
 from common.checkpoint.layout import EXTRA
 from common.config import section
-from common.config.names import join_names
+from common.config.problem import join_names
 from common.distributed import Rank, main_first
 
 

@@ -1,16 +1,15 @@
 """YAML files and a command line -> one checked, typed, frozen configuration.
 
-`schema` reads the sections (dataclasses defined next to their consumers), `source` reads YAML, `layers` merges files,
-`overrides` reads the command line, `references` follows references, `record` reads the config of an earlier run,
-`check` validates the result against the schema, `arguments` a free section against a signature, `show` writes YAML, and
-`resolve` holds the entry points.
+`schema` reads the sections (dataclasses defined next to their consumers), `source` reads and writes YAML, `layers`
+merges files, `overrides` reads the command line, `check` validates the result against the schema, `arguments` a free
+section against a signature, and `resolve` holds the entry points, references, and the config of an earlier run.
 """
 
 from common.config.overrides import option_value
-from common.config.problem import ABSENT, ConfigError, Problem, shown_path
+from common.config.problem import ABSENT, ConfigError, Problem, nearest, shown_path
 from common.config.resolve import Resolved, overlaid, resolve
-from common.config.schema import nearest, section
-from common.config.show import dump
+from common.config.schema import section
+from common.config.source import dump
 
 __all__ = [
     "ABSENT",

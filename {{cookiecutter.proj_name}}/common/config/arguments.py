@@ -10,8 +10,8 @@ from typing import Any
 
 from pydantic import PydanticUserError, TypeAdapter, ValidationError
 
-from common.config.problem import ABSENT, Problem, rule_of
-from common.config.schema import admits, members, run_checks, suggestion
+from common.config.problem import ABSENT, Problem, rule_of, suggestion
+from common.config.schema import admits, members, run_checks
 from common.config.source import list_items, scalar
 
 _PROJECT = Path(__file__).resolve().parents[2]

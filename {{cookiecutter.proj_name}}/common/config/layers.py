@@ -10,8 +10,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from common.config.problem import ABSENT, DEFAULT, ConfigError, Problem, shorten, shown_path
-from common.config.schema import child, keys_of, metadata, nearest, only_text, section_of
+from common.config.problem import ABSENT, DEFAULT, ConfigError, Problem, nearest, shorten, shown_path
+from common.config.schema import child, keys_of, metadata, only_text, section_of
 from common.config.source import Node, list_items, plain, read_file, scalar_node
 
 

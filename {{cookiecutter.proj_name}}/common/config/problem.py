@@ -1,8 +1,10 @@
-"""Problems of a configuration, and where its values were written."""
+"""Problems of a configuration, where its values were written, and the names that were meant."""
 
+import difflib
 import os
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -110,3 +112,40 @@ def shown_path(path: str | Path) -> str:
     if full.is_relative_to(Path.cwd()):
         full = full.relative_to(Path.cwd())
     return str(full)
+
+
+def nearest(name: str, candidates: Iterable[str], cutoff: float = 0.6) -> str | None:
+    """Return the candidate closest to `name`, ignoring case and dashes; None if none is close."""
+    folded = {candidate.lower().replace("-", "_"): candidate for candidate in candidates}
+    matches = difflib.get_close_matches(name.lower().replace("-", "_"), folded, 1, cutoff)
+    return folded[matches[0]] if matches else None
+
+
+def suggestion(name: str, candidates: Iterable[str], otherwise: str = "valid") -> str:
+    """Return a hint: the candidate closest to `name`, or all of them if none is close."""
+    candidates = list(candidates)
+    near = nearest(name, candidates)
+    return f"did you mean {near}?" if near else f"{otherwise}: {', '.join(candidates) or 'none'}"
+
+
+def match_names(patterns: Sequence[str], names: Sequence[str], key: str) -> list[str]:
+    """Return the names of parameters or modules that any of `patterns` matches, in their order. * matches dots too.
+
+    Args:
+        key: config key, for the message.
+
+    Raises:
+        UserError: a pattern matches nothing.
+    """
+    for pattern in patterns:
+        if not any(fnmatchcase(name, pattern) for name in names):
+            near = nearest(pattern, names)
+            hint = f"did you mean {near}?" if near else "available: " + join_names(names)
+            raise UserError(f"{key}: {pattern} matches none of the model's {len(names)} names; {hint}")
+    return [name for name in names if any(fnmatchcase(name, pattern) for pattern in patterns)]
+
+
+def join_names(names: Sequence[str], limit: int = 8) -> str:
+    """Return the first names, and how many more there are."""
+    more = [f"and {len(names) - limit} more"] if len(names) > limit else []
+    return ", ".join([*names[:limit], *more])

@@ -13,8 +13,8 @@ from typing import Any, TypeVar
 
 from common.base.errors import UserError
 from common.config.arguments import check_arguments, fit_arguments, is_foreign, parameter_names, parameters
-from common.config.problem import ABSENT, Problem, shown_path
-from common.config.schema import EditorRule, nearest, suggestion
+from common.config.problem import ABSENT, Problem, nearest, shown_path, suggestion
+from common.config.schema import EditorRule
 
 F = TypeVar("F", bound=Callable[..., Any])
 Names = Collection[str]

@@ -1,7 +1,11 @@
-"""The entry points: files and options, or layers of plain values, as one checked configuration."""
+"""The entry points: files and options, or layers of plain values, as one checked configuration.
+
+`${model.width}` stands for the value of that key, once all layers are merged. In the stored config of an earlier run, a
+key that this version does not have is no typo: it is dropped, with a warning that names it.
+"""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -10,10 +14,8 @@ from pydantic_core import to_jsonable_python
 from common.config.check import check
 from common.config.layers import complete, find_file, flatten, merge, node_of
 from common.config.overrides import layer_of, read_options
-from common.config.problem import DEFAULT, RESERVED, Problem
-from common.config.record import is_record, read_record, warning
-from common.config.references import References
-from common.config.source import Node, read_file
+from common.config.problem import ABSENT, DEFAULT, RESERVED, ConfigError, Problem, join, nearest, shorten
+from common.config.source import Node, by_key, fill_in, plain, read_file, references_in
 
 T = TypeVar("T")
 
@@ -81,3 +83,90 @@ def overlaid(schema: type[T], *layers: Mapping[str, Any]) -> T:
     for layer in layers:
         tree = merge(tree, node_of(dict(layer), DEFAULT), schema)
     return check(schema, complete(tree, schema), [])[0]
+
+
+class References:
+    """Replaces the references in a tree that holds a node for every key, the defaults too.
+
+    Attributes:
+        problems: values that cannot be read or resolved, each once. They are omitted.
+    """
+
+    def __init__(self, tree: Node) -> None:
+        self.problems: list[Problem] = []
+        self._nodes = dict(by_key(tree))
+
+    def resolve(self, node: Node, key: str = "") -> Node | None:
+        """Return the node at `key` with the values of all references in it; None if it has a problem."""
+        if isinstance(node.value, dict) and not node.problem:
+            parts = {name: self.resolve(part, join(key, name)) for name, part in node.value.items()}
+            return replace(node, value={name: part for name, part in parts.items() if part is not None})
+        try:
+            return self._filled(node, key, ())
+        except ConfigError as error:
+            self.problems += [problem for problem in error.problems if problem not in self.problems]
+            return None
+
+    def _filled(self, node: Node, key: str, trail: tuple[str, ...]) -> Node:
+        """As `resolve`, but raises `ConfigError` for the first problem. `trail`: references that led here."""
+        if node.problem:
+            raise ConfigError([Problem(key, plain(node), node.problem, origin=node.origin)])
+        if isinstance(node.value, dict):
+            parts = {name: self._filled(part, join(key, name), trail) for name, part in node.value.items()}
+            return replace(node, value=parts)
+        if isinstance(node.value, list):
+            return replace(node, value=[self._filled(item, join(key, at), trail) for at, item in enumerate(node.value)])
+        if not node.refers:
+            return node
+        if key in trail:
+            loop = trail[trail.index(key) :]
+            first = loop.index(min(loop))
+            path = (*loop[first:], *loop[: first + 1])
+            origin = self._nodes[path[0]].origin
+            raise ConfigError([Problem(path[0], ABSENT, "the references are circular", " -> ".join(path), origin)])
+        places = [node.origin]
+        texts: dict[str, str] = {}
+        for name in references_in(node.value):
+            if name not in self._nodes:
+                near = nearest(name, self._nodes)
+                hint = f"did you mean {near}?" if near else "--print-config shows all keys"
+                raise ConfigError([Problem(key, plain(node), f"there is no key {name}", hint, node.origin)])
+            target = self._filled(self._nodes[name], name, (*trail, key))
+            places.append(f"${{{name}}}: {target.origin}")
+            if node.value == f"${{{name}}}":
+                return node_of(target, ", ".join(places))
+            if isinstance(target.value, (dict, list)):
+                rule = f"{name} is a section or a list, which cannot be part of a string"
+                raise ConfigError([Problem(key, plain(node), rule, origin=node.origin)])
+            texts[name] = target.value if isinstance(target.value, str) else shorten(target.value)
+        return Node(fill_in(node.value, texts.__getitem__), ", ".join(places))
+
+
+def is_record(file: Path) -> bool:
+    """Return whether a YAML file lies in the folder of a run, so that the program wrote it, not a person."""
+    return file.with_name("run.json").is_file()
+
+
+def read_record(tree: Node, schema: type) -> tuple[Node, list[Problem]]:
+    """Return a stored config without its unknown keys, completed with defaults; and these keys."""
+    tree = complete(tree, schema)
+    try:
+        check(schema, tree, [])
+    except ConfigError as error:
+        unknown = [problem for problem in error.problems if problem.is_unknown]
+    else:
+        unknown = []
+    gone = [problem.key for problem in unknown]
+    for key, node in list(by_key(tree)):
+        names = list(node.value) if isinstance(node.value, dict) else []
+        for name in names:
+            if join(key, name) in gone:
+                del node.value[name]
+    return tree, unknown
+
+
+def warning(dropped: Sequence[Problem]) -> str:
+    """Write a warning about keys that were dropped, with their values; "" if there are none."""
+    lines = [f"\n  {problem.key} = {shorten(problem.value, 200)}  ({problem.origin})" for problem in dropped]
+    text = "this run is of an earlier version of the project, which had keys that are now ignored:"
+    return "".join([text, *lines]) if lines else ""

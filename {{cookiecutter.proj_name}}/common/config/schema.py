@@ -1,11 +1,10 @@
 """Look up keys in a schema: their types and defaults, and suggestions for unknown keys."""
 
 import dataclasses
-import difflib
 import types
 import typing
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar, Union, get_args, get_origin
@@ -13,7 +12,7 @@ from typing import Annotated, Any, Literal, NamedTuple, TypeVar, Union, get_args
 from pydantic_core import to_jsonable_python
 from typing_extensions import dataclass_transform  # in `typing` from Python 3.11 on
 
-from common.config.problem import ABSENT, RESERVED, Problem, join
+from common.config.problem import ABSENT, RESERVED, Problem, join, nearest
 
 T = TypeVar("T")
 
@@ -139,20 +138,6 @@ def only_text(annotation: Any) -> bool:
 
 def _is(kind: Any, parents: type | tuple[type, ...]) -> bool:
     return isinstance(kind, type) and issubclass(kind, parents)
-
-
-def nearest(name: str, candidates: Iterable[str], cutoff: float = 0.6) -> str | None:
-    """Return the candidate closest to `name`, ignoring case and dashes; None if none is close."""
-    folded = {candidate.lower().replace("-", "_"): candidate for candidate in candidates}
-    matches = difflib.get_close_matches(name.lower().replace("-", "_"), folded, 1, cutoff)
-    return folded[matches[0]] if matches else None
-
-
-def suggestion(name: str, candidates: Iterable[str], otherwise: str = "valid") -> str:
-    """Return a hint: the candidate closest to `name`, or all of them if none is close."""
-    candidates = list(candidates)
-    near = nearest(name, candidates)
-    return f"did you mean {near}?" if near else f"{otherwise}: {', '.join(candidates) or 'none'}"
 
 
 def walk(schema: type, prefix: str = "") -> Iterator[tuple[str, Key]]:

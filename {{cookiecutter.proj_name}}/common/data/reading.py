@@ -24,7 +24,7 @@ from loguru import logger
 from torch import Tensor
 from torch.utils.data import default_collate
 
-from common.config.names import join_names
+from common.config.problem import join_names
 from common.data.held import OwnGenerators, open_handle
 from common.data.keyed import KeyedBatches
 from common.data.loader import EvaluationLoader, TrainStream

@@ -8,8 +8,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from common.base.context import error_context
-from common.base.errors import UserError
+from common.base.errors import UserError, error_context
 from common.config import ABSENT, Problem, section
 from common.config.arguments import is_foreign
 from common.config.problem import join

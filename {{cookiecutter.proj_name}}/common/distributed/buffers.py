@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from common.config.names import match_names
+from common.config.problem import match_names
 from common.distributed.launch import Rank
 
 

@@ -14,8 +14,8 @@ from pydantic import Field
 
 from common.base.errors import UserError
 from common.config import ABSENT, ConfigError, Problem, section
+from common.config.problem import suggestion
 from common.config.registry import METRIC_REGISTRY
-from common.config.schema import suggestion
 from common.evaluation.metric import Better
 
 Mode = Literal["min", "max"]

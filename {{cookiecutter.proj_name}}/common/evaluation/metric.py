@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 from typing_extensions import Self
 
-from common.base.context import error_context
-from common.base.errors import UserError
+from common.base.errors import UserError, error_context
 from common.base.nested import map_tensors
 from common.config import Problem
 from common.config.arguments import check_arguments, parameter_names

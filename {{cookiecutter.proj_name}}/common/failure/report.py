@@ -17,8 +17,7 @@ from textwrap import shorten
 
 import torch
 
-from common.base.context import with_notes
-from common.base.errors import UserError
+from common.base.errors import UserError, with_notes
 from common.base.files import PROJECT
 from common.distributed import Rank
 

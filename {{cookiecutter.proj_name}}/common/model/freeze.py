@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from common.base.errors import UserError
-from common.config.names import join_names, match_names
+from common.config.problem import join_names, match_names
 
 M = TypeVar("M", bound=nn.Module)
 

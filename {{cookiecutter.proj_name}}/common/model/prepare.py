@@ -17,7 +17,7 @@ from torch.utils.checkpoint import checkpoint
 from common.base.errors import UserError
 from common.base.parts import required, sections
 from common.config import section
-from common.config.names import match_names
+from common.config.problem import match_names
 from common.distributed import DistConfig, Rank
 from common.model.freeze import freeze, parameter_names
 from common.model.strategy import ModelHolder, Replicated, Strategy

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from common.base.errors import UserError
-from common.config.names import join_names
+from common.config.problem import join_names
 from common.distributed import DistConfig, Rank, gather_objects, own_buffers
 from common.distributed.buffers import buffers_unchanged
 from common.distributed.seed import random_state_unchanged

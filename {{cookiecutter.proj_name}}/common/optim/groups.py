@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 
 from common.base.errors import UserError
 from common.config import section
-from common.config.names import match_names
+from common.config.problem import match_names
 
 if TYPE_CHECKING:
     from common.optim.optimizer import OptimizerConfig

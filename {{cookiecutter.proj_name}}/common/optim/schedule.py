@@ -18,8 +18,7 @@ from loguru import logger
 from pydantic import Field
 from torch.optim import Optimizer
 
-from common.base.context import error_context
-from common.base.errors import UserError
+from common.base.errors import UserError, error_context
 from common.config import Problem, section
 from common.config.arguments import check_arguments, fit_arguments, parameter_names
 from common.config.registry import SCHEDULE_REGISTRY, Registered, file_of

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from common.base.context import error_context
+from common.base.errors import error_context
 from common.checkpoint.file import read_checkpoint
 from common.checkpoint.weights import averaged_state_dict, load_weights
 from common.config.registry import MODEL_REGISTRY

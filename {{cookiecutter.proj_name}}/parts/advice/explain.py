@@ -16,7 +16,7 @@ from torch import Tensor
 from common.base.errors import UserError
 from common.base.files import PROJECT
 from common.base.text import label
-from common.config.names import join_names
+from common.config.problem import join_names
 from common.failure.program import TrainingError
 from common.failure.report import HINT
 from common.task import Task

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from common.base.nested import map_tensors, rows
 from common.base.text import label
-from common.config.names import join_names
+from common.config.problem import join_names
 from common.data.loader import EvaluationLoader
 from common.data.reading import image_range
 from common.distributed.seed import set_seed

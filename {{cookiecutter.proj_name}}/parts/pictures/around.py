@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from common.base.context import error_context
+from common.base.errors import error_context
 from common.distributed import Rank
 from common.progress import Interval
 from common.run_context import RunContext

@@ -10,8 +10,7 @@ from loguru import logger
 from pydantic_core import to_jsonable_python
 from torch.optim import Optimizer
 
-from common.base.context import error_context
-from common.base.errors import UserError
+from common.base.errors import UserError, error_context
 from common.checkpoint.resume import changes
 from common.config import ABSENT, ConfigError, Problem, overlaid
 from common.data.loader import BatchStream

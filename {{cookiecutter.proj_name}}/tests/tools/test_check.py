@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import conv2d, cross_entropy
 
-from cli.stored_config import train_config
+from cli.program import train_config
 from tests.conftest import CONFIG, ENVIRONMENT, PROJECT
 from tests.small import NoisyDigits
 from tools.check import __main__ as tool

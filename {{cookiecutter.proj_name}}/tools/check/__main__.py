@@ -10,8 +10,7 @@ import tempfile
 from pathlib import Path
 
 from common.monitor.log import setup_log
-from cli.program import run
-from cli.stored_config import train_config
+from cli.program import run, train_config
 from tools.check.checks import CHECKS, FAILS
 from tools.check.lab import SAMPLES, STEPS, Lab
 

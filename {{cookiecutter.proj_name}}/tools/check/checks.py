@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from common.base.errors import UserError
-from common.config.names import join_names
+from common.config.problem import join_names
 from tools.check.lab import SAMPLES, STEPS, Lab, NotApplicable, same_bits, same_numbers
 from tools.same.folders import equal
 

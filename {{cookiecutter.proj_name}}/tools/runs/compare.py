@@ -13,8 +13,7 @@ from typing import Any
 
 from common.base.errors import UserError
 from common.base.text import number
-from common.config.names import join_names
-from common.config.problem import ABSENT, shown_path
+from common.config.problem import ABSENT, join_names, shown_path
 from common.config.source import read_file
 from common.run.paths import PROJECT, RunPaths
 from tools.runs.read import RunFiles, leaves, read_run

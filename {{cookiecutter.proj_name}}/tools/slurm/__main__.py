@@ -24,8 +24,7 @@ from common.monitor.log import setup_log
 from common.run.folder import refuse_sources_in_moved_run
 from common.run.paths import PROJECT, DirConfig, RunPaths, data_dir
 from common.run.status import FolderLock
-from cli.program import run
-from cli.stored_config import train_config
+from cli.program import run, train_config
 from tools.slurm.snapshot import snapshot
 from custom.config import Config
 

@@ -16,8 +16,7 @@ from common.base.files import write_text
 from common.config import ConfigError, Problem, Resolved, dump, option_value
 from common.monitor.log import setup_log
 from common.run.paths import PROJECT, RunPaths
-from cli.program import run
-from cli.stored_config import train_config
+from cli.program import run, train_config
 from tools.sweep.runs import SweepFolder, devices, run_trials
 from tools.sweep.space import Trial, grid, read_space, run_name
 from custom.config import Config

@@ -15,7 +15,7 @@ from common.checkpoint.checksum import weights_digest
 from common.checkpoint.file import read_checkpoint
 from common.checkpoint.resume import MEASURING, SAFE, changes, compare
 from common.config import dump, resolve
-from common.config.names import join_names
+from common.config.problem import join_names
 from common.run.paths import RunPaths
 from common.run.record import read_attempts
 from common.run.status import is_held
