@@ -9,8 +9,9 @@ from support import TEMPLATE
 # Of functions in common/, comprehensions apart, which are calls up to Python 3.11. To raise it is a decision, as for a
 # budget of lines: what does the new call give to a run that does not use the feature?
 # Six more than the 40 of before: a gradient that is not finite is found in its own step; a batch whose samples do not
-# fit together is explained, and no entry of a sample is dropped; generators of a dataset's own are seeded.
-CALLS = 45.0
+# fit together is explained, and no entry of a sample is dropped; generators of a dataset's own are seeded; a step reads
+# the same with fp16 and without, and whether or not a task has `after_step`.
+CALLS = 46.0
 FRAMES = ["train", "__call__", "gradients", "update", "output"]
 PROGRAM = """
 import sys
@@ -49,7 +50,7 @@ def count(frame, event, argument):
 
 
 def watch():
-    step = trainer.at.step
+    step = trainer.progress.at.step
     if step in (FIRST, LAST):
         sys.setprofile(count if step == FIRST else None)
 

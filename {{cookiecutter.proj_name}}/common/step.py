@@ -1,12 +1,12 @@
-"""One optimizer step of a task: forward, loss, backward, clip, optimizer. Inactive features are left out."""
+"""One optimizer step of a task: forward, loss, backward, clip, optimizer."""
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
-from copy import deepcopy
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from copy import copy, deepcopy
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -29,7 +29,7 @@ from common.progress import Position
 from common.task import Task
 
 _NO_COUNT = "{kind}.count returned None for a batch of rank {rank}; a task with this method must always return a number"
-_NOTHING = nullcontext()
+_NOTHING: AbstractContextManager[None] = nullcontext()
 
 
 @dataclass
@@ -80,18 +80,28 @@ class OptimizerStep:
         sample: Callable[[], Any] | None,
         scaled: ScaledSteps,
     ) -> None:
-        self.task, self.strategy, self.optimizer, self.rank = task, strategy, optimizer, rank
-        self.precision, self.scaler = strategy.precision, strategy.precision.scaler
-        self.meter, self.check, self.sample, self.scaled = meter, check, sample, scaled
-        self.clip = clip if clip.is_active else None
+        self.task = task
+        self.strategy = strategy
+        self.precision = strategy.precision
+        self.scaler = strategy.precision.scaler  # disabled unless the precision is fp16
+        self.optimizer = optimizer
+        self.autocast: Callable[[], AbstractContextManager[Any]] = nullcontext
+        if self.precision.mode in ("bf16", "fp16"):
+            self.autocast = self.precision.autocast
+        self.clip = clip
         self.grad_norm: Tensor | None = None
-        self.guard = None if isinstance(check, LossCheck) else check
-        self.loss_check = check if isinstance(check, LossCheck) else None
-        # Methods that a task does not override are not called in the loop.
-        self.count = None if type(task).count is Task.count else task.count
-        self.after_step = None if type(task).after_step is Task.after_step else task.after_step
-        self.autocast = self.precision.autocast if self.precision.mode in ("bf16", "fp16") else nullcontext
-        self.cast = strategy.precision.cast_batch if strategy.precision.mode == "fp64" else None
+        self.meter = meter
+        self.check = check
+        self.loss_check: LossCheck | None = None
+        self.guard: StepGuard | None = None
+        if isinstance(check, LossCheck):
+            self.loss_check = check
+        else:
+            self.guard = check
+        self.rank = rank
+        self.sample = sample
+        self.scaled = scaled
+        self.counts_items = type(task).count is not Task.count  # else samples are counted, without a collective
         self.parameters = [parameter for parameter in task.parameters() if parameter.requires_grad]
         self.own_buffers = own_buffers(task)
         self.updates: dict[str, TaskUpdate] = {}
@@ -102,51 +112,57 @@ class OptimizerStep:
     def __call__(self, step: Step, at: Position) -> bool:
         """Take every update of this step, at position `at`. Returns False if one was skipped (see `Precision.step`)."""
         taken = True
-        if self.count is None:
-            weights = list(zip(step.global_batch.weights, step.global_batch.sizes, strict=True))
-        else:
-            weights = self._count(step, self.count)
+        weights = list(zip(step.global_batch.weights, step.global_batch.sizes, strict=True))
+        if self.counts_items:
+            weights = self._count(step)  # every process
         for name in self.task.updates():
-            update = self.updates.get(name) or self._begin(name, lambda: deepcopy(step.batches[0]))
+            update = self.updates.get(name)
+            if update is None:  # of a stream, or not due before
+                update = self._begin(name, lambda: deepcopy(step.batches[0]))
             if self.guard is not None:
                 self.guard.begin()
             self.gradients(update, step, weights, at)
             scale_helps = partial(self.scale_helps, update, step, weights, at)
-            if self.guard is not None and self.guard.refuses(update.name, self.norm(), at, scale_helps):
+            if self.guard is not None and self.guard.refuses(name, self.norm(), at, scale_helps):  # every process
                 taken = False
-            elif self.scaler is None:
-                self.optimizer.step()
             elif not self.precision.step(self.optimizer):
                 taken = False
-                if self.loss_check is not None and not scale_helps():
-                    raise self.loss_check.bad_gradient(at, update.name, math.nan)
+                if self.loss_check is not None and not scale_helps():  # every process
+                    raise self.loss_check.bad_gradient(at, name, math.nan)
         if self.guard is not None and taken:
             self.guard.taken()
-        if self.scaler is not None:
+        if self.scaler.is_enabled():
             self.scaled.add(at.step + 1, taken=taken)
-        if taken and self.after_step is not None:
-            self.after_step()
+        if taken:
+            self.task.after_step()
         return taken
 
     def gradients(self, update: TaskUpdate, step: Step, weights: Sequence[tuple[float, int]], at: Position) -> None:
         """Compute the clipped gradients of the step's mean loss."""
         for parameter in self.parameters:
             parameter.grad = None
-        last = len(step.batches) - 1
         sizes = step.global_batch.sizes
-        for number, (batch, (weight, count)) in enumerate(zip(step.batches, weights, strict=True)):
+        last = len(step.batches) - 1
+        for number, batch in enumerate(step.batches):
+            weight, count = weights[number]
+            context: AbstractContextManager[None] = _NOTHING
             # A single full micro-batch has nothing to postpone or to undo.
-            needs_context = last > 0 or sizes[number] == 0 or self.separate_micro_batches
-            with self._micro_batch(update, number == last, sizes[number]) if needs_context else _NOTHING:
-                batch = self.task.prepare_batch(batch if self.cast is None else self.cast(batch), self.rank.device)
+            if last > 0 or sizes[number] == 0 or self.separate_micro_batches:
+                context = self._micro_batch(update, number == last, sizes[number])
+            with context:
+                if self.precision.mode == "fp64":
+                    batch = self.precision.cast_batch(batch)
+                batch = self.task.prepare_batch(batch, self.rank.device)
                 with self.autocast():
-                    losses = update.forward(update.name, batch)
-                loss = losses["loss"] if "loss" in losses else self._refuse(update)
-                if self.check is not None and count:
+                    losses = update.forward(update.name, batch)  # Task.update, which calls output and losses
+                if "loss" not in losses:
+                    raise self._no_loss(update)
+                loss = losses["loss"]
+                if self.check is not None and count > 0:
                     self.check(at.step + 1, loss)
                 if weight != 1.0:
                     loss = loss * weight
-                (loss if self.scaler is None else self.scaler.scale(loss)).backward()
+                self.scaler.scale(loss).backward()  # with DDP, the last micro-batch's averages gradients: every process
             if update.name != "all":
                 losses = {update.name if name == "loss" else name: value for name, value in losses.items()}
             self.meter.add(at.step + 1, losses, count)
@@ -155,13 +171,14 @@ class OptimizerStep:
             warn_of_unused(self.task, update.trained)
         for parameter in update.others:  # they must not change in this step: the optimizer skips them
             parameter.grad = None
-        if self.scaler is not None:
-            self.scaler.unscale_(self.optimizer)
-        if self.clip is not None:
-            self.grad_norm = self.clip(update.trained)
-        if self.loss_check is not None and self.scaler is None:
-            norm = gradient_norm(update.trained, here=True) if self.grad_norm is None else self.grad_norm
-            if not norm.is_cpu or not math.isfinite(norm.item()):
+        self.scaler.unscale_(self.optimizer)
+        if self.clip.is_active:
+            self.grad_norm = self.clip(update.trained)  # every process, if gradients are sharded
+        if self.loss_check is not None and not self.scaler.is_enabled():
+            norm = self.grad_norm
+            if norm is None:
+                norm = gradient_norm(update.trained, here=True)
+            if not norm.is_cpu or not math.isfinite(norm.item()):  # the value of a GPU is read later, without a wait
                 self.loss_check.gradient(at, update.name, norm)
 
     def scale_helps(self, update: TaskUpdate, step: Step, weights: Sequence[tuple[float, int]], at: Position) -> bool:
@@ -171,32 +188,27 @@ class OptimizerStep:
         """
         if not self.norm().isnan():
             return True
-        # Set aside what this second pass must not touch: nothing is logged, scaled or checked.
-        kept = self.meter, self.scaler, self.check, self.loss_check, self.grad_norm
-        self.meter, self.scaler, self.check, self.loss_check = Meter(), None, None, None
-        try:
-            with random_state_unchanged(self.rank.device), buffers_unchanged(self.task):
-                self.gradients(update, step, weights, at)
-                return not bool(gradient_norm(update.trained).isnan())
-        finally:
-            self.meter, self.scaler, self.check, self.loss_check, self.grad_norm = kept
-
-    def _refuse(self, update: TaskUpdate) -> NoReturn:
-        kind = type(self.task).__name__
-        raise UserError(
-            f"{kind} has no `loss` to minimise in update {update.name}: name losses in the config's section loss, "
-            f"or return one from {kind}.losses or {kind}.update"
-        )
+        trial = copy(self)  # nothing of it is logged, scaled or checked
+        trial.meter = Meter()
+        trial.scaler = torch.amp.GradScaler(self.rank.device.type, enabled=False)
+        trial.check = None
+        trial.loss_check = None
+        with random_state_unchanged(self.rank.device), buffers_unchanged(self.task):
+            trial.gradients(update, step, weights, at)
+            return not bool(gradient_norm(update.trained).isnan())
 
     @contextmanager
     def _micro_batch(self, update: TaskUpdate, is_last: bool, size: int) -> Iterator[None]:
         """Sync gradients in the last micro-batch only; undo changes of buffers by a batch of size 0."""
-        unchanged = _NOTHING if size else buffers_unchanged(self.task, self.own_buffers)
+        unchanged = _NOTHING
+        if size == 0:
+            unchanged = buffers_unchanged(self.task, self.own_buffers)
         with self.strategy.gradient_sync(update.model, is_last), unchanged:
             yield
         if self.strategy.copy_gradients and not is_last:
             for parameter in update.trained:
-                parameter.grad = None if parameter.grad is None else parameter.grad.clone()
+                if parameter.grad is not None:
+                    parameter.grad = parameter.grad.clone()
 
     def _begin(self, name: str, sample: Callable[[], Any]) -> TaskUpdate:
         """Prepare an update before its first step, and try it."""
@@ -204,29 +216,42 @@ class OptimizerStep:
         trained = [parameter for parameter in self.parameters if parameter in chosen]
         others = [parameter for parameter in self.parameters if parameter not in chosen]
         model = self.strategy.wrap(trained)
+        forward: Callable[[str, Any], Losses] = self.task.update
         # Called through a wrapper, and through the task where it is sharded: that is where wrappers and hooks act.
-        is_wrapped = model is not self.task or self.strategy.lockstep_forward
-        forward = partial(model, self.task.update) if is_wrapped else self.task.update
-        update = self.updates[name] = TaskUpdate(name, model, forward, trained, others)
-        warm_up_ddp(model, trained, lambda: self.trial_loss(update, forward, sample()), self.rank)
+        if model is not self.task or self.strategy.lockstep_forward:
+            forward = partial(model, self.task.update)
+        update = TaskUpdate(name, model, forward, trained, others)
+        self.updates[name] = update
+        warm_up_ddp(model, trained, lambda: self.trial_loss(update, forward, sample()), self.rank)  # every process
         return update
 
     def trial_loss(self, update: TaskUpdate, forward: Callable[[str, Any], Losses], batch: Any) -> Tensor:
         """Return the loss of a loaded batch, without taking a step."""
         batch = self.task.prepare_batch(self.precision.cast_batch(batch), self.rank.device)
-        with self.precision.autocast():
+        with self.autocast():
             losses = forward(update.name, batch)
-        return losses["loss"] if "loss" in losses else self._refuse(update)
+        if "loss" not in losses:
+            raise self._no_loss(update)
+        return losses["loss"]
 
     def norm(self) -> Tensor:
         """Return the norm of the last update's gradients before clipping, or of all if nothing is clipped."""
-        return gradient_norm(self.parameters) if self.grad_norm is None else self.grad_norm
+        if self.grad_norm is None:
+            return gradient_norm(self.parameters)
+        return self.grad_norm
 
-    def _count(self, step: Step, count_of: Callable[[Any], int | None]) -> list[tuple[float, int]]:
+    def _no_loss(self, update: TaskUpdate) -> UserError:
+        kind = type(self.task).__name__
+        return UserError(
+            f"{kind} has no `loss` to minimise in update {update.name}: name losses in the config's section loss, "
+            f"or return one from {kind}.losses or {kind}.update"
+        )
+
+    def _count(self, step: Step) -> list[tuple[float, int]]:
         """For every micro-batch: its weight in the step's mean loss, and the number of items that it averages over."""
-        counts = []
+        counts: list[int] = []
         for batch, weight in zip(step.batches, step.global_batch.weights, strict=True):
-            count = count_of(batch)
+            count = self.task.count(batch)
             if count is None:
                 raise UserError(_NO_COUNT.format(kind=type(self.task).__name__, rank=self.rank.rank))
             counts.append(int(count) if weight else 0)

@@ -30,7 +30,7 @@ def test_a_step_beyond_the_range_is_skipped(device: Device) -> None:
     precision = Precision("fp16", device.kind)
     weight = nn.Parameter(torch.ones(4, device=device.torch))
     optimizer = torch.optim.AdamW([weight], lr=0.1)
-    assert precision.scaler is not None
+    assert precision.scaler.is_enabled()
     scale = precision.scaler.get_scale()
     for factor, taken in ((float("inf"), False), (1.0, True)):
         optimizer.zero_grad()

@@ -32,7 +32,7 @@ class Precision:
     """The precision of a run.
 
     Attributes:
-        scaler: scales the loss, and gradients back before they are clipped; None unless the mode needs that.
+        scaler: scales the loss, and gradients back before they are clipped; disabled unless the mode needs that.
     """
 
     def __init__(self, mode: str = "fp32", device_type: str = "cpu") -> None:
@@ -40,7 +40,7 @@ class Precision:
         self._device_type = device_type
         self._narrow = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(mode)
         # In the small range of float16, gradients would vanish.
-        self.scaler = torch.amp.GradScaler(device_type) if mode == "fp16" else None
+        self.scaler = torch.amp.GradScaler(device_type, enabled=mode == "fp16")
 
     def autocast(self) -> AbstractContextManager[Any]:
         """Return the context of the forward pass and the loss."""
@@ -52,7 +52,7 @@ class Precision:
 
         With fp16 it waits for the device, once.
         """
-        if self.scaler is None:
+        if not self.scaler.is_enabled():
             optimizer.step()
             return True
         stepped: list[bool] = []
@@ -67,7 +67,7 @@ class Precision:
 
     def scale(self) -> float:
         """Return what the loss is multiplied by. Waits for the device."""
-        return 1.0 if self.scaler is None else self.scaler.get_scale()
+        return float(self.scaler.get_scale())
 
     def cast(self, model: nn.Module) -> nn.Module:
         """Cast the model with weights of this precision. Call it before the optimizer is built."""
@@ -81,11 +81,11 @@ class Precision:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of the loss scaler; empty unless the loss is scaled."""
-        return {} if self.scaler is None else dict(self.scaler.state_dict())
+        return dict(self.scaler.state_dict())
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from a saved state. A state of another mode has no effect."""
-        if state and self.scaler is not None:
+        if state:
             self.scaler.load_state_dict(state)
 
 

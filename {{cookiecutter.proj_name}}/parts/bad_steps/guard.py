@@ -79,7 +79,7 @@ class Guard:
         total, count, norms, ranks = sum_over_ranks(table, self.state.rank).tolist()
         values = [total / max(count, 1.0), norms / ranks]
         last = self.last.get(update, [])
-        if scaler is not None and math.isfinite(values[0]) and not math.isfinite(values[1]) and scale_helps():
+        if scaler.is_enabled() and math.isfinite(values[0]) and not math.isfinite(values[1]) and scale_helps():
             return False  # the scaler skips it: its scale was too large, and nothing is wrong
         why = self._fault(values, last)
         if not why:
@@ -87,7 +87,7 @@ class Guard:
             return False
         self._restore()
         self.monitor.meter.discard(at.step + 1)
-        if scaler is not None:
+        if scaler.is_enabled():
             scaler.update()
         self._leave_out(at, why if update == "all" else f"in update {update}, {why}")
         return True

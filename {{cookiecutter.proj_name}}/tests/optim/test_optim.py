@@ -56,7 +56,7 @@ def loss_of(model: nn.Module) -> torch.Tensor:
 
 def backward(precision: Precision, loss: torch.Tensor) -> None:
     """As in a step."""
-    (loss if precision.scaler is None else precision.scaler.scale(loss)).backward()
+    precision.scaler.scale(loss).backward()
 
 
 def train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int) -> None:
