@@ -24,14 +24,6 @@ HERE = "engine.checkpoint.test_frozen"
 WIDTH = 30_000
 
 
-def outcome(folder: Path) -> dict[str, Any]:
-    """As `final`, but for the digests of the weights, which are of what a file holds."""
-    run = final(folder)
-    for row in run["measured"]:
-        row.pop("weights", None)
-    return run
-
-
 class Adapted(nn.Module):
     """A large base of 1.9 million numbers with a table, and a small trained part, as with LoRA."""
 
@@ -80,7 +72,7 @@ def test_a_small_file_resumes_exactly(runs: Runs, evaluated: Any, resumed_with: 
     cut(runs, "plain", 8, *more, "false")
     part = runs.train(*words("plain", *more, resumed_with, "--resume", "auto"), name="cut")
     assert "this resume is bit-exact" in log(part)
-    one, other = outcome(whole), outcome(part)
+    one, other = final(whole), final(part)
     if resumed_with == "true":
         return_to_whole = [name for name in differing(one, other) if not name.endswith((".frozen", ".fingerprint"))]
         assert return_to_whole == []
@@ -138,10 +130,10 @@ STAGES = "[{until: 3step, freeze: [base.*]}, {until: 7step, freeze: [down.*]}, {
 def test_stages_that_freeze_other_parts(runs: Runs, at: int) -> None:
     """What any stage has trained is in the file, and so is its average; cut in each stage."""
     more = ["--model.width", "50", *MODEL, "--stages", STAGES, "--checkpoint.frozen"]
-    whole = outcome(runs.train(*words("plain", *more, "true"), name="whole"))
+    whole = final(runs.train(*words("plain", *more, "true"), name="whole"))
     cut(runs, "plain", at, *more, "false")
     assert ("base.1.weight" in load(runs.root / "cut")["frozen"]) == (at == 3)
-    part = outcome(runs.train(*words("plain", *more, "false", "--resume", "auto"), name="cut"))
+    part = final(runs.train(*words("plain", *more, "false", "--resume", "auto"), name="cut"))
     assert set(part["latest"]["frozen"]) == {"table"}
     assert set(part["latest"]["ema"]["shadow"]) == set(whole["latest"]["model"])
     for state in (whole["latest"], whole["best"], part["latest"], part["best"]):
@@ -155,11 +147,11 @@ def test_averages_of_frozen_parts_in_older_files(runs: Runs, monkeypatch: pytest
     more = ["--model.width", "50", *MODEL, "--prepare.freeze", "[base.*]"]
     with monkeypatch.context() as patch:
         patch.setattr(Ema, "follow", lambda self, model, _=None: self._add(model.state_dict()))  # as it was until then
-        uncut = outcome(runs.train(*words("plain", *more), name="uncut"))
+        uncut = final(runs.train(*words("plain", *more), name="uncut"))
         cut(runs, "plain", 8, *more)
     assert "base.1.weight" in load(runs.root / "cut")["ema"]["shadow"]
     folder = runs.train(*words("plain", *more, "--resume", "auto"), name="cut")
-    assert differing(uncut, outcome(folder)) == []
+    assert differing(uncut, final(folder)) == []
     evaluated(folder / "checkpoints" / "best.pt")
 
 

@@ -1,9 +1,8 @@
 """Checksums of tensors and states: whether ranks hold the same, and whether a tensor is what it was."""
 
 import zlib
-from collections.abc import Mapping
 from functools import cache
-from hashlib import sha256, shake_128
+from hashlib import shake_128
 from typing import Any
 
 import torch
@@ -24,13 +23,16 @@ def checksum(tensor: Tensor) -> int:
     A CPU checks 0.7 GB/s. Floating point numbers count in 32 bits, so a model has the same one in any precision.
     """
     value = tensor.detach()
-    value = value.float() if value.is_floating_point() else value
-    flat = value.contiguous().reshape(-1).view(torch.uint8)
-    words = (pad(flat, (0, -len(flat) % 4)) if len(flat) % 4 else flat).view(torch.int32)
+    if value.is_floating_point():
+        value = value.float()
+    data = value.contiguous().reshape(-1).view(torch.uint8)
+    if len(data) % 4:
+        data = pad(data, (0, -len(data) % 4))
     factors = _factors(value.device)
-    # In 64 bits: in 32, two changed signs would cancel each other.
-    parts = [(chunk * factors[: len(chunk)]).sum() for chunk in words.split(_CHUNK)]
-    return mix(*value.shape, *torch.stack(parts).tolist())
+    sums = []
+    for words in data.view(torch.int32).split(_CHUNK):
+        sums.append((words * factors[: len(words)]).sum())  # in 64 bits: in 32, two changed signs cancel each other
+    return mix(*value.shape, *torch.stack(sums).tolist())
 
 
 @cache
@@ -47,28 +49,10 @@ def state_checksum(state: Any) -> int:
     numbers = [0]
 
     def add(value: Any, path: tuple[Any, ...]) -> None:
-        if not is_sharded(value):
-            number = checksum(value) if isinstance(value, Tensor) else zlib.crc32(repr(value).encode())
-            numbers.append(mix(zlib.crc32(repr(path).encode()), number))
+        if is_sharded(value):
+            return
+        number = checksum(value) if isinstance(value, Tensor) else zlib.crc32(repr(value).encode())
+        numbers.append(mix(zlib.crc32(repr(path).encode()), number))
 
     map_leaves(state, add)
     return mix(*numbers)
-
-
-def weights_digest(state: Mapping[str, Any]) -> str:
-    """SHA-256 of what was trained: `model`, `task` and `ema` of a checkpoint's state, in their order.
-
-    All tensors count, with names, types and shapes, and what modules return in `get_extra_state`; of the average, its
-    tensors alone. 64 hexadecimal digits; a CPU with instructions for it digests 1 GB/s.
-    """
-    digest = sha256()
-
-    def add(value: Any, path: tuple[Any, ...]) -> None:
-        if isinstance(value, Tensor):
-            digest.update(repr((path, str(value.dtype), tuple(value.shape))).encode())
-            digest.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
-        elif path[0] != "ema" and value is not path[-1]:  # which are the keys
-            digest.update(repr((path, value)).encode())
-
-    map_leaves({name: state.get(name) for name in ("model", "task", "ema")}, add)
-    return digest.hexdigest()

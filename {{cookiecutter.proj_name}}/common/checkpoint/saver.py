@@ -15,7 +15,6 @@ from common.base.errors import UserError
 from common.base.files import why_unwritten
 from common.base.nested import map_leaves
 from common.base.parts import sections
-from common.checkpoint.checksum import weights_digest
 from common.checkpoint.folder import CheckpointFolder
 from common.config import section
 from common.distributed import Rank, has_streams
@@ -68,14 +67,10 @@ class Saver(AbstractContextManager["Saver"]):
         step: int,
         numbered: bool = False,
         best: bool = False,
-        announce: Callable[[str], object] = lambda weights: None,
     ) -> None:
         """Write `state`, now or in the background. Waits for the previous save, if it is still running.
 
         Every process must call this.
-
-        Args:
-            announce: called before the file is written, with the digest of its weights; from the thread that writes.
 
         Raises:
             UserError: too many saves in a row have failed.
@@ -85,7 +80,7 @@ class Saver(AbstractContextManager["Saver"]):
         state = self._copy_to_host(state)
         if not self.rank.is_main:
             return
-        self._pending = self._executor.submit(self._write, state, step, numbered, best, announce)
+        self._pending = self._executor.submit(self._write, state, step, numbered, best)
         if not self.config.background:
             self.wait()
 
@@ -136,10 +131,7 @@ class Saver(AbstractContextManager["Saver"]):
         more = f"{left} more failed save{'s' * (left > 1)}"
         logger.error("checkpoint not written: {}. Training continues; the run ends after {}", what, more)
 
-    def _write(
-        self, state: Mapping[str, Any], step: int, numbered: bool, best: bool, announce: Callable[[str], object]
-    ) -> None:
-        announce(weights_digest(state))
+    def _write(self, state: Mapping[str, Any], step: int, numbered: bool, best: bool) -> None:
         number = step if numbered else None
         try:
             paths = self.folder.save(state, step=number, best=best)

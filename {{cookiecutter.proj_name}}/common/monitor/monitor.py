@@ -255,19 +255,17 @@ class Monitor:
     def saving(
         self,
         at: Position,
-        weights: str,
         *,
         best: bool,
         numbered: bool,
     ) -> None:
-        """Record a checkpoint before it is written, from any thread. `weights`: the digest of what it holds."""
+        """Record a checkpoint before it is written."""
         self.recorder.record(
             "checkpoint",
             step=at.step,
             epoch=current_epoch(at),
             best=best,
             numbered=numbered,
-            weights=weights,
         )
 
     def begin_again(self) -> None:

@@ -11,7 +11,6 @@ import torch
 
 from common.base.errors import UserError
 from common.base.files import PROJECT, write_text
-from common.checkpoint.checksum import weights_digest
 from common.checkpoint.file import read_checkpoint
 from common.checkpoint.resume import MEASURING, SAFE, changes, compare
 from common.config import dump, resolve
@@ -61,7 +60,7 @@ def read_segment(paths: RunPaths, name: str | None) -> Segment:
         name: of another start.
 
     Raises:
-        UserError: there is no such start, the run is in use, or a checkpoint is not what was saved.
+        UserError: there is no such start, the run or is in use.
     """
     attempts = read_attempts(paths)
     if not attempts:
@@ -69,7 +68,7 @@ def read_segment(paths: RunPaths, name: str | None) -> Segment:
     if is_held(paths.lock_file):
         raise UserError(f"{paths.root} is in use by {paths.lock_file.read_text()}; verify the run when that has ended")
     rows = read_metrics(paths.metrics_file)
-    kept = read_kept(paths, {row["step"]: row["weights"] for row in rows if "weights" in row})
+    kept = read_kept(paths)
     last = max(kept)
     _, end = kept.pop(last)
     if end["owed"]:
@@ -92,16 +91,13 @@ def read_segment(paths: RunPaths, name: str | None) -> Segment:
     return Segment(paths, name, first, last, state, end, rows, attempts[-1])
 
 
-def read_kept(paths: RunPaths, weights: Mapping[int, str]) -> dict[int, tuple[Path, State]]:
-    """Read the checkpoints by step. Raises `UserError` if there is none, or one does not hold the recorded weights."""
+def read_kept(paths: RunPaths) -> dict[int, tuple[Path, State]]:
+    """Read the checkpoints by step. Raises `UserError` if there is none."""
     kept: dict[int, tuple[Path, State]] = {}
     files = sorted(paths.checkpoints.glob("[!ad]*.pt"))  # neither abandoned_*.pt nor damaged_*.pt
     for file in sorted(files, key=lambda file: file.name == "latest.pt"):  # it replaces an older one of its step
         state = read_checkpoint(file)
-        step = state["position"]["step"]
-        if weights_digest(state) != weights.get(step):
-            raise UserError(f"{file} does not hold the weights that metrics.jsonl recorded when step {step} was saved")
-        kept[step] = file, state
+        kept[state["position"]["step"]] = file, state
     if not kept:
         raise UserError(f"{paths.checkpoints} has no checkpoint to replay to")
     return kept
@@ -129,7 +125,7 @@ def replay(segment: Segment, folder: Path) -> tuple[Rows, State]:
     output = folder / "output.txt"
     write_text(file, dump(replay_config(segment, folder)))
     print(f"replays steps {segment.first + 1} to {segment.last}; log: {output}", flush=True)
-    saves = [str(row["step"]) for row in segment.rows if "weights" in row]
+    saves = [str(row["step"]) for row in segment.rows if row["event"] == "checkpoint"]
     variables = {**segment.attempt["environment"], "OMP_NUM_THREADS": str(segment.attempt["machine"]["threads"])}
     command = [sys.executable, str(PROJECT / "train.py"), "--config", str(file)]
     run_program(command, output, codes=(0, _STOPPED), VERIFY_SAVES=",".join(saves), **variables)
@@ -173,7 +169,6 @@ def stop_at_end(trainer: Any) -> None:
 def recorded(rows: Rows, state: State) -> dict[str, dict[Any, Any]]:
     """Return what a run recorded, by kind and name."""
     return {
-        "saves": {f"weights of step {row['step']}": row["weights"] for row in rows if "weights" in row},
         "measurements": values_of(rows),
         "entries of the newest checkpoint": dict(leaves(state)),
     }
