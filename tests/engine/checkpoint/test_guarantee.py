@@ -162,19 +162,12 @@ HERE = "engine.checkpoint.test_guarantee"
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (
-            ["--optim.optim_type", f"{HERE}.Forgetful"],
-            f"not compared: optimizer {HERE}.Forgetful restores its own state",
-        ),
-        (["--optim.lr_scheduler", f"{{type: {HERE}.Patient}}"], f"not compared: schedule {HERE}.Patient must be"),
-        (
-            ["--plugins", f"[{HERE}:plugin]"],
-            f"not compared: counter, registered by a plugin, restores its own state, plugin {HERE}:plugin",
-        ),
+        (["--optim.optim_type", f"{HERE}.Forgetful"], f"not compared: {HERE}.Forgetful restores its own state"),
+        (["--optim.lr_scheduler", f"{{type: {HERE}.Patient}}"], f"not compared: {HERE}.Patient restores its own state"),
+        (["--plugins", f"[{HERE}:plugin]"], f"not compared: counter restores its own state, plugin {HERE}:plugin"),
         (
             ["--dataset.train", f"{{type: {HERE}.Endless}}"],
-            "not compared: dataset.train: a stream, whose records cannot be read twice, dataset "
-            f"{HERE}.Endless starts each epoch over",
+            "not compared: dataset.train: a stream, whose records cannot be read twice",
         ),
     ],
     ids=["optimizer", "schedule", "plugin", "stream"],

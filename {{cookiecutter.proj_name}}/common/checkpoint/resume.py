@@ -71,8 +71,13 @@ def fingerprint(rank: Rank, data: BatchStream, seed: int, model: str, read: Mapp
         model: how it was prepared.
         read: what the main process read of the data, by name, see `common.data.reading`.
     """
-    versions = packages() if rank.is_main else {}
-    versions, read = from_main((versions, read), rank)
+    versions = {}
+    if rank.is_main:
+        versions = packages()
+    versions, read = from_main((versions, read), rank)  # every process
+    for name in ("torch", "numpy"):
+        versions.pop(name, None)
+    libraries = sorted(Path(path).name for path in torch.ops.loaded_libraries)
     return {
         "torch": str(torch.__version__),
         "numpy": np.__version__,
@@ -83,10 +88,10 @@ def fingerprint(rank: Rank, data: BatchStream, seed: int, model: str, read: Mapp
         "seed": seed,
         "samples per epoch": data.epoch_size,
         "data position restored": data.is_exactly_resumable,
-        "libraries": ", ".join(sorted(Path(path).name for path in torch.ops.loaded_libraries)) or "none",
+        "libraries": ", ".join(libraries) or "none",
         "environment": result_variables(),
         "code": code_of(),
-        "packages": {name: version for name, version in versions.items() if name not in ("torch", "numpy")},
+        "packages": versions,
         "data": read,
     }
 
@@ -111,12 +116,13 @@ class Comparison:
 def compare(old: Mapping[str, Any], new: Mapping[str, Any], *, other_val: bool) -> Comparison:
     """Compare two fingerprints. With `other_val`, the config itself has other validation data."""
     installed = versions_of(old["packages"])
-    found = Comparison([f"code ({len(new['code'])} files)", "config", f"{len(installed) + 2} packages", "machine"])
-    before = {key: value for key, value in old.items() if key not in _ASIDE}
-    now = {key: value for key, value in new.items() if key not in _ASIDE}
+    count = len(installed) + 2  # torch and numpy
+    found = Comparison([f"code ({len(new['code'])} files)", "config", f"{count} packages", "machine"])
     files = []
-    for change in changes(before, {**now, "packages": installed}):
+    for change in changes(old, {**new, "packages": installed}):
         section, _, name = change.key.partition(".")
+        if section in _ASIDE:
+            continue
         if section == "code":
             files.append(name)
         elif section in _SAMPLES:
@@ -193,11 +199,16 @@ def accept_changes(saved: Mapping[str, Any], state: RunState, schema: type, allo
     changed = list(changes(config, state.about["config"]))
     resized = Change("samples per step", old["samples per step"], new["samples per step"])
     is_resized = resized.old != resized.new
-    breaking = [change for change in changed if not change.matches(SAFE if is_resized else (*SAFE, *_BATCH))]
+    accepted = SAFE
+    if not is_resized:
+        accepted += _BATCH
+    breaking = [change for change in changed if not change.matches(accepted)]
     if is_resized:
         changed.append(resized)
         breaking.append(resized)
-    if breaking and not (allowed or (state.rank.restarted and breaking == [resized])):
+    if state.rank.restarted and breaking == [resized]:
+        allowed = True
+    if breaking and not allowed:
         lines = "\n".join(map(str, breaking))
         if is_resized:
             processes = f"processes ({old['ranks']} then, {new['ranks']} now)"
@@ -213,36 +224,25 @@ def accept_changes(saved: Mapping[str, Any], state: RunState, schema: type, allo
             "--progress.start_epoch 0 --name NEW"
         )
     guarantee = resume_guarantee(saved, state, changed, breaking)
-    return "\n".join(["changed since then:", *map(str, changed), guarantee]) if changed else guarantee
+    if not changed:
+        return guarantee
+    return "\n".join(["changed since then:", *map(str, changed), guarantee])
 
 
 def unknowns(run: RunState) -> list[str]:
-    """Return what this run relies on but the engine cannot check, for the log.
-
-    Add whatever else the engine cannot check here.
-    """
-    parts: Mapping[str, Any] = run.states
-    dataset = parts["data"].dataset
-    kinds = dict.fromkeys(map(type, parts_of(parts["optimizer"])))
-    others = [kind for kind in kinds if not kind.__module__.startswith("torch.optim")]
-    reasons = [f"optimizer {_path(kind)} restores its own state" for kind in others]
-    schedule = parts["schedule"].code
-    if schedule.__module__.split(".")[0] not in ("common", "library"):
-        reasons.append(f"schedule {_path(schedule)} must be a function of the step, or restore its own state")
-    if not run.fingerprint["data position restored"]:
-        reasons.append(f"dataset {_path(type(innermost(dataset)))} starts each epoch over")
-    elif callable(getattr(dataset, "state_dict", None)):
-        reasons.append(f"dataset {_path(type(innermost(dataset)))} restores its own state")
-    reasons += [f"{name}, registered by a plugin, restores its own state" for name in run.user_states]
-    reasons += [f"plugin {name}" for name in run.about["config"]["plugins"]]
-    for call in run.about["config"]["checkpoint"].get("after_save", ()):
-        name = call if isinstance(call, str) else call["type"]  # its arguments may be credentials
-        reasons.append(f"checkpoint.after_save {name}")
-    return reasons
-
-
-def _path(target: Any) -> str:
-    return f"{target.__module__}.{target.__qualname__}"
+    """Return what this run relies on but the engine cannot check, for the log."""
+    states: Mapping[str, Any] = run.states
+    kinds = [type(part) for part in parts_of(states["optimizer"])]
+    kinds.append(states["schedule"].code)
+    dataset = innermost(states["data"].dataset)
+    if hasattr(dataset, "state_dict"):
+        kinds.append(type(dataset))
+    own = []
+    for kind in dict.fromkeys(kinds):
+        if kind.__module__.partition(".")[0] not in ("torch", "common", "library"):
+            own.append(f"{kind.__module__}.{kind.__qualname__}")
+    reasons = [f"{name} restores its own state" for name in (*own, *run.user_states)]
+    return reasons + [f"plugin {name}" for name in run.about["config"]["plugins"]]
 
 
 def resume_guarantee(saved: Mapping[str, Any], run: RunState, changed: list[Change], breaking: list[Change]) -> str:
@@ -258,9 +258,13 @@ def resume_guarantee(saved: Mapping[str, Any], run: RunState, changed: list[Chan
         old = {**old, "ranks": new["ranks"]}  # any number gives the same bits
     other_val = any(change.matches(["dataset.val", "dataset.val.*"]) for change in changed)
     found = compare(old, new, other_val=other_val)
-    found.samples += [change.arrow for change in changed if change in breaking or change.key == "plugins"]
-    found.bits += [change.arrow for change in changed if change.matches(_BATCH) and change not in breaking]
-    if saved["position"]["sample"] > 0 and not (new["data position restored"] and old["data position restored"]):
+    for change in changed:
+        if change in breaking or change.key == "plugins":
+            found.samples.append(change.arrow)
+        elif change.matches(_BATCH):
+            found.bits.append(change.arrow)
+    is_restored = old["data position restored"] and new["data position restored"]
+    if saved["position"]["sample"] > 0 and not is_restored:
         found.samples.append("the dataset cannot restore its position, so the epoch is read again from its start")
     if saved["differing"] and not config["dist"]["broadcast_buffers"]:
         names = join_names(saved["differing"])
