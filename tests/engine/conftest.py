@@ -13,6 +13,7 @@ sys.path.insert(0, str(TESTS.parent / "{{cookiecutter.proj_name}}"))
 import tests.conftest  # noqa: E402 - it lies in the folder above
 
 pytest_plugins = ["tests.conftest"]
+AVERAGED = ("--optim.ema.decay", "0.9")  # options of a run with averaged weights
 # Programs that they start find the parts in these files, `engine.x.test_y.Part`, too.
 tests.conftest.ENVIRONMENT["PYTHONPATH"] += f"{os.pathsep}{TESTS}"
 # What they say is compared word by word, with the names of the parts that a project has at first.

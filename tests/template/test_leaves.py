@@ -100,7 +100,7 @@ def imported(tree: ast.Module) -> set[str]:
     return found
 
 
-@pytest.mark.parametrize("name", ["ema", "slurm"])
+@pytest.mark.parametrize("name", ["stages", "slurm"])
 def test_to_delete_the_files_is_all(render: Render, name: str) -> None:
     """It leaves what the answer without the part gives, byte for byte, but for the record of the answer."""
     rest = " ".join(other for other in OPTIONAL if other not in (name, "sweep"))

@@ -37,7 +37,7 @@ MIGRATION = """_migrations:
     command: sed s/old_key/new_key/ configs/mine.yaml > mine.new && mv mine.new configs/mine.yaml
   - version: v0.1.0
     command: exit 1"""
-TRAIN = "--name old --gpu_ids -1 --model.width 4 --optim.accumulate 2 --optim.ema.decay 0.9 --progress.log_every 5"
+TRAIN = "--name old --gpu_ids -1 --model.width 4 --optim.accumulate 2 --progress.log_every 5"
 
 Call = Callable[..., str]
 
@@ -207,7 +207,7 @@ def goes_on(call: Call, project: Path) -> None:
     block = block.replace("experiments/default", "experiments/old").replace("epoch 45", "epoch 3")
     said = call(project, "sh", "-euc", block)
     assert "this resume is not guaranteed to be bit-exact or sample-exact: the code changed" in said
-    assert re.search(r"^same: \d+ rows up to step 30, 72 tensors ", said, flags=re.MULTILINE), said
+    assert re.search(r"^same: \d+ rows up to step 30, \d+ tensors ", said, flags=re.MULTILINE), said
 
 
 @pytest.mark.slow

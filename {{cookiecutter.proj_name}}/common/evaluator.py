@@ -84,23 +84,21 @@ class Evaluator:
     stop_signal: Callable[[], int] = lambda: 0
     after_sanity_check: list[Callable[[EvaluationLoader, Any, Any, Losses], object]] = field(default_factory=list)
 
-    def run(self, loaders: Sequence[EvaluationLoader], *, fixed: bool = False, draws: bool = True) -> SplitResult:
+    def run(self, loaders: Sequence[EvaluationLoader], *, fixed: bool = False) -> SplitResult:
         """Evaluate on the sets of a split, one after the other. Every process must call this.
 
         Args:
             fixed: pictures are to be of the same samples each time.
-            draws: whether there are to be pictures.
         """
-        gallery = self.gallery if draws else None
-        return SplitResult({loader.name: self._run(loader, gallery, fixed) for loader in loaders})
+        return SplitResult({loader.name: self._run(loader, fixed) for loader in loaders})
 
-    def _run(self, loader: EvaluationLoader, gallery: Gallery | None, fixed: bool) -> SetResult:
+    def _run(self, loader: EvaluationLoader, fixed: bool) -> SetResult:
         """Evaluate on all of `loader`'s data, over all processes, which synchronize only at the end.
 
         Raises:
             EvaluationInterrupted: a process received a stop signal.
         """
-        seen = _Pass(self.task, self.rank, gallery, fixed=fixed)
+        seen = _Pass(self.task, self.rank, self.gallery, fixed=fixed)
         # Before the first batch: a process that waits in a collective cannot take part in a forward pass.
         idle = 0
         if self.lockstep_forward:

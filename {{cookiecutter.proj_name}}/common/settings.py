@@ -5,7 +5,7 @@
 
 from collections.abc import Iterator
 from copy import deepcopy
-from dataclasses import field, replace
+from dataclasses import field
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
@@ -129,8 +129,7 @@ class RunConfig:
     def best_mode(self) -> Mode:
         """Whether lower or higher values of `best.metric` are better."""
         losses = dict.fromkeys(measured_losses(self.loss), False)
-        best = replace(self.best, metric=self.best.metric.removeprefix(self.optim.own_prefix))
-        return find_mode(best, {**losses, **metric_directions(self.metric)}, sets_of(self.dataset.val))
+        return find_mode(self.best, {**losses, **metric_directions(self.metric)}, sets_of(self.dataset.val))
 
 
 if not TYPE_CHECKING:  # to the type checker, the core does not have the keys of parts

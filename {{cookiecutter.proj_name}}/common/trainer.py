@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 
 from common.base.errors import error_context
 from common.base.files import warn_on_oserror
-from common.base.parts import refuse_absent, required
+from common.base.parts import AVERAGE, refuse_absent, required
 from common.checkpoint.folder import CheckpointFolder
 from common.checkpoint.layout import Layout, check_extra_state
 from common.checkpoint.resume import accept_changes, fingerprint
@@ -27,7 +27,7 @@ from common.evaluator import EvaluationInterrupted, Evaluator, build_gallery
 from common.failure.signals import StopSignals, exit_code
 from common.finite import ScaledSteps, are_finite, bad_loss, not_finite, step_check
 from common.model import Strategy, check_trained, prepare
-from common.monitor.result import SetResult, SplitResult
+from common.monitor.result import SplitResult
 from common.monitor.writer import Show
 from common.optim import Clip, build_optimizer, needs_closure
 from common.optim.average import Average, build_average
@@ -100,7 +100,7 @@ class Trainer:
         lockstep = self.strategy.lockstep_forward
         gallery = build_gallery(config)
         self.evaluator = Evaluator(self.task, self.rank, precision, gallery, lockstep, lambda: self.stop_signals.signal)
-        self.average = build_average(config.optim, self.task, config.best.metric)
+        self.average = build_average(config.optim, self.task)
         self.monitor.unit = self.task.unit
 
         folder = CheckpointFolder(self.paths.checkpoints, config.checkpoint.keep)
@@ -109,7 +109,7 @@ class Trainer:
         self.read = read_data(parts.deciding_data()) if self.rank.is_main else {}
         records = {name: reading.record() for name, reading in self.read.items()}
         # `begin_stage` adds optimizer, schedule and data, which a stage replaces.
-        saved: dict[str, Stateful] = {"ema": self.average, "precision": precision, "best": self.best}
+        saved: dict[str, Stateful] = {AVERAGE: self.average, "precision": precision, "best": self.best}
         if self.stage.changes:
             saved["stages"] = self.stage
         self.state = RunState(
@@ -294,19 +294,15 @@ class Trainer:
                 self.evaluator.write(self.paths.eval / f"epoch_{self.at.epoch:06d}", result, step=self.at.step)
 
     def run_evaluation(self, split: str, sets: Sequence[EvaluationLoader]) -> SplitResult | None:
-        """Evaluate the averaged weights, the weights themselves, or both. None without data, or after a signal."""
+        """Evaluate, with averaged weights if there are any. None without data, or after a signal."""
         if not sets:
             return None
         self.state.differing_buffers()  # warns of them, before rank 0's replace the others
         result = None
-        all_sets: dict[str, SetResult] = {}
         try:
-            for prefix, weights in self.average.versions(self.task):
-                with weights:
-                    share_buffers(self.task, self.rank)  # every process
-                    measured = self.evaluator.run(sets, fixed=split == "val", draws=not prefix).sets
-                all_sets |= {f"{prefix}{name}".removesuffix("."): entry for name, entry in measured.items()}
-            result = SplitResult(all_sets)
+            with self.average.applied(self.task):
+                share_buffers(self.task, self.rank)  # every process
+                result = self.evaluator.run(sets, fixed=split == "val")
             if self.evaluator.gallery:
                 self.evaluator.gallery.show(self, split, result)
         except EvaluationInterrupted as interrupted:

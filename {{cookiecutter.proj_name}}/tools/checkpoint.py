@@ -8,6 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from common.base.files import atomic_file, output_file
+from common.base.parts import AVERAGE
 from common.checkpoint.file import read_checkpoint, write_checkpoint
 from common.checkpoint.folder import best_in
 from common.checkpoint.weights import averaged_state_dict
@@ -27,7 +28,7 @@ def main(argv: list[str]) -> int:
     options = parser.parse_args(argv)
     state = read_checkpoint(options.file)
     if options.weights is not None:
-        export(averaged_state_dict(state["model"], state["ema"]), options.weights)
+        export(averaged_state_dict(state["model"], state), options.weights)
         without = f" without {len(state['frozen'])} frozen tensors, which are not in the file"
         print(f"wrote {options.weights}{without if state.get('frozen') else ''}")
     elif options.config:
@@ -43,7 +44,7 @@ def summary(path: Path, state: Mapping[str, Any]) -> str:
     facts = {
         "validated": state["values"],
         "best": best and {"step": best[1], **best[2]},
-        "average": f"{state['ema']['updates']} updates" if state["ema"] else None,
+        "average": f"{state[AVERAGE]['updates']} updates" if state[AVERAGE] else None,
         "parts": ", ".join(state),
         **state["fingerprint"],
         "code": f"{len(state['fingerprint'].get('code', {}))} files",

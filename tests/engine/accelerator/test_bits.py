@@ -7,11 +7,12 @@ import signal
 import pytest
 
 from engine.accelerator.conftest import OF_THE_DEVICE, Accelerator, differing, leaves, read
+from engine.conftest import AVERAGED
 
 # Each step is saved in the background while the next ones change what is saved.
 SAVES = ("--progress.epoch_save_checkpoint", "2step", "--checkpoint.keep", "0")
 ALL_AT_ONCE = (
-    *SAVES, "--num_workers", "1", "--batch_size", "16", "--optim.accumulate", "2", "--optim.ema.decay", "0.9",
+    *SAVES, *AVERAGED, "--num_workers", "1", "--batch_size", "16", "--optim.accumulate", "2",
     "--optim.clip_gradients", "1.0", "--model.dropout", "0.2",
 )  # fmt: skip
 OVERFLOWS = ("--precision.mode", "fp16", "--loss.CrossEntropyLoss.weight", "3000")
@@ -19,7 +20,7 @@ OVERFLOWS = ("--precision.mode", "fp16", "--loss.CrossEntropyLoss.weight", "3000
 
 def test_late_work_has_the_bits_of_the_cpu(accelerator: Accelerator) -> None:
     """Weights, states, validations: all that a CPU's run has; but dropout, which is drawn on the device."""
-    words = (*SAVES, "--model.dropout", "0", "--optim.ema.decay", "0.9")
+    words = (*SAVES, *AVERAGED, "--model.dropout", "0")
     on_cpu, on_device = accelerator.train(*words, name="cpu", on="-1"), accelerator.train(*words, name="device")
     assert "rank 0 of 1 on emu:0" in (on_device / "train.log").read_text()
     assert differing(on_cpu, on_device, OF_THE_DEVICE) == []
@@ -48,7 +49,7 @@ def test_a_save_without_a_copy_has_the_same_bits(accelerator: Accelerator) -> No
 
 def test_killed_and_resumed(accelerator: Accelerator) -> None:
     """What the device has drawn is part of the state: dropout continues as if nothing had happened."""
-    words = ("--model.dropout", "0.5", "--progress.epoch_save_latest", "3step", "--optim.ema.decay", "0.9")
+    words = ("--model.dropout", "0.5", "--progress.epoch_save_latest", "3step", *AVERAGED)
     uncut = accelerator.train(*words, name="uncut")
     plugin = ("--plugins", "[engine.accelerator.parts.kill]")
     line = accelerator.runs.words("--gpu_ids", "0", *words, *plugin, name="cut")
@@ -76,7 +77,7 @@ def test_an_evaluation_is_the_same_on_any_device(accelerator: Accelerator) -> No
 
 def test_a_group_of_two_devices(accelerator: Accelerator) -> None:
     """DDP: late or not, with accumulation; and all ranks have come to the same weights."""
-    words = ("--optim.accumulate", "2", "--batch_size", "8", "--optim.ema.decay", "0.9", *SAVES)
+    words = ("--optim.accumulate", "2", "--batch_size", "8", *AVERAGED, *SAVES)
     eager = accelerator.train(*words, on="0,1", name="eager", mode="eager")
     lazy = accelerator.train(*words, on="0,1", name="lazy")
     assert "of 2 on emu:0" in (lazy / "train.log").read_text()

@@ -5,6 +5,8 @@ from collections.abc import Callable
 
 import pytest
 
+from engine.conftest import AVERAGED
+
 Waits = Callable[..., dict[str, Counter[str]]]
 
 
@@ -12,7 +14,7 @@ Waits = Callable[..., dict[str, Counter[str]]]
     "words",
     [
         (),
-        ("--optim.accumulate", "2", "--batch_size", "16", "--optim.ema.decay", "0.9", "--optim.clip_gradients", "1"),
+        ("--optim.accumulate", "2", "--batch_size", "16", *AVERAGED, "--optim.clip_gradients", "1"),
         ("--num_workers", "1", "--precision.mode", "bf16"),
     ],
     ids=["plain", "everything", "workers"],

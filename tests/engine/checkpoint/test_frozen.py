@@ -7,11 +7,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from common.base.parts import AVERAGE
 from common.checkpoint.checksum import checksum
 from common.evaluation.loss import LossFactory
 from common.evaluation.metric import MetricFactory
 from common.task import fixed
-from parts.ema.average import Ema
+from engine.conftest import AVERAGED
 from predict import Predictor
 from tests.conftest import Runs, load, same
 from tests.ranks import several
@@ -51,7 +52,7 @@ class Taught(ClassificationTask):
             tensor.data.mul_(0.99)
 
 
-MODEL = ["--model", f"{{type: {HERE}.Adapted}}", "--optim.ema.decay", "0.9"]
+MODEL = ["--model", f"{{type: {HERE}.Adapted}}", *AVERAGED]
 PART = ["--prepare.freeze", "[base.*]", "--checkpoint.frozen"]
 
 
@@ -84,7 +85,7 @@ def test_a_small_file_resumes_exactly(runs: Runs, evaluated: Any, resumed_with: 
     assert set(state["frozen"]) == {f"base.1.{name}" for name in ("weight", "bias")} | {"table"} | {
         f"still.layers.{name}" for name in ("1.weight", "1.bias", "3.weight", "3.bias")
     }
-    assert set(state["ema"]["shadow"]) == {"down.weight", "head.weight", "head.bias", "table"}
+    assert set(state[AVERAGE]["shadow"]) == {"down.weight", "head.weight", "head.bias", "table"}
     for name, value in {**state["model"], **state["task"]}.items():
         assert same(value, {**one["latest"]["model"], **one["latest"]["task"]}[name]), name
     assert one["measured"] == other["measured"]
@@ -135,24 +136,11 @@ def test_stages_that_freeze_other_parts(runs: Runs, at: int) -> None:
     assert ("base.1.weight" in load(runs.root / "cut")["frozen"]) == (at == 3)
     part = final(runs.train(*words("plain", *more, "false", "--resume", "auto"), name="cut"))
     assert set(part["latest"]["frozen"]) == {"table"}
-    assert set(part["latest"]["ema"]["shadow"]) == set(whole["latest"]["model"])
+    assert set(part["latest"][AVERAGE]["shadow"]) == set(whole["latest"]["model"])
     for state in (whole["latest"], whole["best"], part["latest"], part["best"]):
         state["model"].pop("table", None)
         state.pop("frozen")
     assert differing(whole, part) == []
-
-
-def test_averages_of_frozen_parts_in_older_files(runs: Runs, monkeypatch: pytest.MonkeyPatch, evaluated: Any) -> None:
-    """They load, and continue as they did."""
-    more = ["--model.width", "50", *MODEL, "--prepare.freeze", "[base.*]"]
-    with monkeypatch.context() as patch:
-        patch.setattr(Ema, "follow", lambda self, model, _=None: self._add(model.state_dict()))  # as it was until then
-        uncut = final(runs.train(*words("plain", *more), name="uncut"))
-        cut(runs, "plain", 8, *more)
-    assert "base.1.weight" in load(runs.root / "cut")["ema"]["shadow"]
-    folder = runs.train(*words("plain", *more, "--resume", "auto"), name="cut")
-    assert differing(uncut, final(folder)) == []
-    evaluated(folder / "checkpoints" / "best.pt")
 
 
 @pytest.mark.slow

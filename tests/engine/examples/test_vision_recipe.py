@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from common.base.parts import AVERAGE
 from examples.vision_recipe.augment import OPERATIONS, moved, rand_augment, rotate
 from tests.conftest import Runs, load
 from tests.examples.runs import trained
@@ -64,7 +65,7 @@ def test_the_config_is_the_recipe(runs: Runs) -> None:
     state = load(folder)
     decays = {n: group["weight_decay"] for group in state["optimizer"]["param_groups"] for n in group["param_names"]}
     assert decays["features.0.0.weight"] == 0.05 and decays["features.0.1.weight"] == decays["head.2.bias"] == 0
-    assert state["ema"]["updates"] == state["position"]["step"] == 4
+    assert state[AVERAGE]["updates"] == state["position"]["step"] == 4
     config = state["about"]["config"]
     assert config["loader"]["collate"]["type"] == "mixup"
     assert config["loss"]["CrossEntropyLoss"]["label_smoothing"] == 0.1

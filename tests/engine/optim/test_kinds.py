@@ -13,9 +13,11 @@ import torch
 from loguru import logger
 
 from common.base.errors import UserError
+from common.base.parts import AVERAGE
 from common.config import ConfigError, resolve
 from common.optim import build_optimizer, build_schedule
 from common.optim.groups import Group
+from engine.conftest import AVERAGED
 from tests.conftest import ENVIRONMENT, PROJECT, Runs, load, metrics, run, same
 from tests.optim.test_optim import MATRICES, TORCH_OPTIMIZERS, Root, loss_of, mlp, train
 from tests.ranks import several
@@ -248,18 +250,18 @@ def test_the_average_of_an_optimizer_is_what_is_measured_and_used(runs: Runs, ev
     moments = state["optimizer"]["state"]
     names = [name for group in state["optimizer"]["param_groups"] for name in group["param_names"]]
     for number, name in enumerate(names):
-        trained, average = state["model"][name], state["ema"]["shadow"][name]
+        trained, average = state["model"][name], state[AVERAGE]["shadow"][name]
         assert not torch.equal(trained, average)
         torch.testing.assert_close(trained, average.lerp(moments[number]["z"], 0.1))
     best = folder / "checkpoints" / "latest.pt"
     assert evaluated(best, "--split", "val")["values"]["loss"] == metrics(folder, "val")[-1]["values"]["loss"]
-    assert all(same(load(often)[part], state[part]) for part in ("model", "optimizer", "ema"))
+    assert all(same(load(often)[part], state[part]) for part in ("model", "optimizer", AVERAGE))
 
 
 def test_an_average_of_an_average_is_refused(error_of: Any) -> None:
     """There would be two, of which each claims to be what is measured."""
-    said = error_of(*FREE, "--optim.ema.decay", "0.9")
-    assert "optim.ema.decay: AdamWScheduleFree averages the weights itself; set it to 0" in said
+    said = error_of(*FREE, *AVERAGED)
+    assert "decay: AdamWScheduleFree averages the weights itself; set it to 0" in said
 
 
 # Schedules.

@@ -12,13 +12,16 @@ from typing import Any
 from common.base.errors import UserError
 from common.base.files import PROJECT
 
+AVERAGE = "ema"
+"""The part that fills the seat of averaged weights; like that of any part, its state in a checkpoint has its name."""
+
 KEYS = {
     "checkpoint.after_save": "after_save",
     "dist.reduction": "reduction",
     "dist.shard_size": "fsdp",
     "dist.strategy": "fsdp",
     "optim.bad_steps": "bad_steps",
-    "optim.ema": "ema",
+    f"optim.{AVERAGE}": AVERAGE,
     "pictures": "pictures",
     "prepare.fsdp": "fsdp",
     "profile": "profile",

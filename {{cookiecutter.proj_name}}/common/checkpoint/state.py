@@ -50,7 +50,9 @@ def load_task(
     weights = {**state["model"], **state["task"]}  # together: older files have the tensors of losses in `model`
     left_out = state["frozen"]
     fit_buffers(task, weights, empty)
-    load_weights(task, averaged_state_dict(weights, state["ema"] if average else {}), str(source), left_out)
+    if average:
+        weights = averaged_state_dict(weights, state)
+    load_weights(task, weights, str(source), left_out)
     check_frozen(task, left_out, str(source))
 
 

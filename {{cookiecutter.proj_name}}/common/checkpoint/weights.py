@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from common.base.errors import UserError
 from common.base.files import without_tilde
 from common.base.nested import flat
+from common.base.parts import AVERAGE
 from common.checkpoint.file import CheckpointError, check_format, is_checkpoint, load_archive
 from common.checkpoint.layout import EXTRA
 from common.config import section
@@ -116,7 +117,7 @@ def _read_weights(path: Path) -> dict[str, Any]:
     state = load_archive(path)
     if is_checkpoint(state):
         check_format(state, path)
-        return averaged_state_dict(state["model"], state["ema"])
+        return averaged_state_dict(state["model"], state)
     if not isinstance(state, dict):
         raise CheckpointError(f"init_from: {path} has no weights (a dict of names and tensors)")
     return {key: value for key, value in flat(state).items() if isinstance(value, Tensor) or key.endswith(EXTRA)}
@@ -153,9 +154,9 @@ def _misfits(expected: Mapping[str, Any], weights: Mapping[str, Any]) -> list[st
     return [f"  {title} ({len(names)}): {join_names(names)}" for title, names in kinds.items() if names]
 
 
-def averaged_state_dict(model_state: Mapping[str, Any], ema_state: Mapping[str, Any]) -> dict[str, Any]:
-    """`model_state` with the averages of `ema_state` in the model's dtypes; unchanged if there are none to be used."""
-    shadow = ema_state.get("shadow", {}) if ema_state.get("is_used", True) else {}
+def averaged_state_dict(model_state: Mapping[str, Any], checkpoint: Mapping[str, Any]) -> dict[str, Any]:
+    """`model_state` with the averages that a checkpoint holds, in the model's dtypes; unchanged if there are none."""
+    shadow = checkpoint.get(AVERAGE, {}).get("shadow", {})
     return {
         name: shadow[name].to(value.dtype) if isinstance(value, Tensor) and name in shadow else value
         for name, value in model_state.items()

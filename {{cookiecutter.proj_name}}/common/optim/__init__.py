@@ -1,7 +1,7 @@
 """How weights change: optimizer, learning rate, clipping, precision."""
 
 from dataclasses import field
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field
 
@@ -17,9 +17,6 @@ __all__ = ["Clip", "OptimConfig", "build_optimizer", "build_schedule", "needs_cl
 @section
 class OptimConfig(ClipConfig, OptimizerConfig):
     """How weights change. The keys of the optimizer and of clipping are written here, not in sections of their own."""
-
-    own_prefix: ClassVar[str] = ""
-    """Prefix of values of the trained weights, where those of an average are measured too."""
 
     accumulate: Annotated[int, Field(ge=1, description="micro-batches per optimizer step")] = 1
     lr_scheduler: LrSchedulerConfig = field(default_factory=LrSchedulerConfig)

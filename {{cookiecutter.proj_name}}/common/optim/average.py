@@ -1,6 +1,6 @@
 """The seat `average` of the training loop: the weights that are evaluated in place of those that are trained."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -8,7 +8,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from common.base.errors import UserError
-from common.base.parts import needs, part
+from common.base.parts import AVERAGE, needs, part
 from common.optim import OptimConfig
 from common.optim.optimizer import parts_of
 from common.progress import Position
@@ -28,14 +28,14 @@ class Average:
             return
         for each in parts_of(optimizer):
             if hasattr(each, "train") and hasattr(each, "eval"):
-                raise UserError(f"optim.optim_type: {type(each).__name__} averages the weights, which {needs('ema')}")
+                raise UserError(f"optim.optim_type: {type(each).__name__} averages the weights, which {needs(AVERAGE)}")
 
     def update(self, model: nn.Module, at: Position) -> None:
         """Nothing is averaged."""
 
-    def versions(self, model: nn.Module) -> Iterator[tuple[str, AbstractContextManager[None]]]:
-        """Yield the weights as they are."""
-        yield "", nullcontext()
+    def applied(self, model: nn.Module) -> AbstractContextManager[None]:
+        """Return a context in which the model has the weights to evaluate: its own."""
+        return nullcontext()
 
     def reset(self, model: nn.Module) -> None:
         """Nothing is averaged."""
@@ -48,13 +48,10 @@ class Average:
         """Nothing is restored; `Trainer.restore` has refused the state of an average."""
 
 
-def build_average(config: OptimConfig, model: nn.Module, metric: str) -> Average:
-    """Fill the seat: with parts/ema, if this project has it.
-
-    `metric`: the one that chooses the best checkpoint, of either weights.
-    """
-    ema = part("ema", "average")
-    if ema is None:
+def build_average(config: OptimConfig, model: nn.Module) -> Average:
+    """Fill the seat, if this project has the part."""
+    room = part(AVERAGE, "average")
+    if room is None:
         return Average()
-    average: Average = ema.build(config, model, metric)
+    average: Average = room.build(config, model)
     return average

@@ -42,7 +42,7 @@ class DistillationTask(Task):
         trained = MODEL_REGISTRY.build(teacher)
         with error_context(lambda: "in loading task.weights; the first lines of the config say how to train a teacher"):
             state = read_checkpoint(PROJECT / weights)
-        load_weights(trained, averaged_state_dict(state["model"], state["ema"]), weights)
+        load_weights(trained, averaged_state_dict(state["model"], state), weights)
         self.teacher = fixed(trained)
         self.temperature, self.share = temperature, share
 

@@ -33,7 +33,7 @@ def publish(saved: Saved, repo: str, private: bool = True, license: str = "other
         return
     state, hub = read_checkpoint(saved.path), HfApi()
     with TemporaryDirectory() as folder:
-        export(averaged_state_dict(state["model"], state["ema"]), Path(folder, "model.safetensors"))
+        export(averaged_state_dict(state["model"], state), Path(folder, "model.safetensors"))
         Path(folder, "config.yaml").write_text(dump(state["about"]["config"]))
         values = "\n".join(f"- {name}: {value:.6g}" for name, value in state["values"].items())
         card = CARD.format(license=license, run=saved.run.name, step=saved.step, values=values)

@@ -8,6 +8,7 @@ import torch
 from loguru import logger
 from torch import Tensor
 
+from common.base.parts import AVERAGE
 from common.checkpoint.file import read_checkpoint
 from common.checkpoint.saver import Saver
 from common.checkpoint.state import RunState
@@ -19,14 +20,14 @@ from common.progress import Position
 from parts.bad_steps.config import BadStepsConfig, OptimConfig
 
 _LEAST, _MOST = 20, 100  # steps that a spike is compared with
-_REWOUND = ("optimizer", "ema", "precision")  # if the run has them
+_REWOUND = ("optimizer", AVERAGE, "precision")  # if the run has them
 
 
 class Guard:
     """Judges each update before the optimizer, in place of `LossCheck`, identically on all processes.
 
     A skipped step changes the position of the run and its random generators, and nothing else. In a rewind, weights,
-    optimizer, EMA and scaler become those of a checkpoint, and the run continues after the bad step: the batches in
+    optimizer, average and scaler become those of a checkpoint, and the run continues after the bad step: the batches in
     between are skipped too, since the weights went wrong with them.
 
     Attributes:

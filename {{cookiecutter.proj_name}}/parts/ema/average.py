@@ -1,7 +1,7 @@
 """An exponential moving average (EMA) of the weights, often better than the raw ones; swapped in for evaluation."""
 
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -10,11 +10,11 @@ from torch.optim import Optimizer
 
 from common.base.errors import UserError
 from common.distributed import own_buffers
-from common.distributed.collectives import is_sharded, local
+from common.distributed.collectives import local
 from common.optim.average import Average
 from common.optim.optimizer import parts_of
 from common.progress import Interval, Position
-from parts.ema.config import OWN, EmaConfig, OptimConfig
+from parts.ema.config import EmaConfig, OptimConfig
 
 
 class Ema(Average):
@@ -26,23 +26,16 @@ class Ema(Average):
 
     Attributes:
         is_active: whether there is an average.
-
-    Args:
-        metric: the one that chooses the best checkpoint; if it measures the raw weights, those of a checkpoint are
-            used.
     """
 
-    def __init__(self, config: EmaConfig, model: nn.Module, metric: str = "") -> None:
+    def __init__(self, config: EmaConfig, model: nn.Module) -> None:
         self._config, self.is_active = config, bool(config.decay)
-        self._is_used = not (config.evaluate == "both" and metric.startswith(OWN))
         self._steps = self._updates = 0
         self._start = Interval.parse(config.start, "epoch")
         self._shadow, self._parts = dict[str, Tensor](), list[Tensor]()
         self._switched: list[Any] = []
         self._never = own_buffers(model)
         self.follow(model)
-        if config.device and any(is_sharded(value) for value in self._shadow.values()):
-            raise UserError("optim.ema.device cpu: with dist.strategy fsdp the average is sharded; set it to null")
 
     def follow(self, model: nn.Module, optimizer: Optimizer | None = None) -> None:
         """Also average newly trained parameters from now on. Call it when a stage begins, which may unfreeze some.
@@ -68,7 +61,7 @@ class Ema(Average):
             if value.is_floating_point() or value.is_complex():
                 # Half precision is too coarse for the small updates of an average.
                 dtype = torch.promote_types(value.dtype, torch.float32)
-                self._shadow[name] = value.to(self._config.device or value.device, dtype, copy=True)
+                self._shadow[name] = value.to(dtype, copy=True)
         self._parts = [local(tensor) for tensor in self._shadow.values()]
 
     def update(self, model: nn.Module, at: Position) -> None:
@@ -90,17 +83,14 @@ class Ema(Average):
         self._updates += 1
 
     @contextmanager
-    def applied(self, model: nn.Module, *, average: bool = True) -> Iterator[None]:
-        """Within this context the model has the averaged weights; afterwards its own again, even after an error.
-
-        Without `average` it has its own, and they too are restored afterwards.
-        """
+    def applied(self, model: nn.Module) -> Iterator[None]:
+        """Within this context the model has the averaged weights; afterwards its own again, even after an error."""
         switched = [group["params"] for part in self._switched for group in part.param_groups]
         weights = self._weights(model) + [local(parameter) for parameters in switched for parameter in parameters]
-        kept = [tensor.to(self._config.device or tensor.device, copy=True) for tensor in weights]
+        kept = [tensor.clone() for tensor in weights]
         try:
             # In place: references to this memory (compiled graphs, wrappers, the optimizer) stay valid.
-            _copy(weights, self._parts if average and self.is_active else kept)
+            _copy(weights, self._parts if self.is_active else kept)
             for part in self._switched:
                 part.eval()
             yield
@@ -109,12 +99,6 @@ class Ema(Average):
                 part.train()
             _copy(weights, kept)
 
-    def versions(self, model: nn.Module) -> Iterator[tuple[str, AbstractContextManager[None]]]:
-        """Yield the weights to evaluate, each as a prefix of its values and a context in which the model has them."""
-        yield "", self.applied(model)
-        if self._config.evaluate == "both":
-            yield OWN, self.applied(model, average=False)
-
     def reset(self, model: nn.Module) -> None:
         """Restart from the model's current weights. Needed if weights were loaded after the average was created."""
         self._steps = self._updates = 0
@@ -122,7 +106,7 @@ class Ema(Average):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the averages (not copies) and the numbers of steps and updates; empty if turned off."""
-        counts = {"steps": self._steps, "updates": self._updates, "is_used": self._is_used}
+        counts = {"steps": self._steps, "updates": self._updates}
         if self._switched:
             with self.applied(self._model), torch.no_grad():
                 named = self._model.named_parameters(remove_duplicate=False)
@@ -139,7 +123,7 @@ class Ema(Average):
                 "or start a new run from the weights with progress.start_epoch 0"
             )
         saved = state["shadow"]
-        # Parts frozen since then keep their average. Older versions averaged frozen parameters, too.
+        # Parts frozen since then keep their average.
         self._add({name: tensor.to(self._parts[0].device) for name, tensor in saved.items() if name not in self._never})
         _copy(self._parts, [local(saved.get(name, tensor)) for name, tensor in self._shadow.items()])
         self._steps, self._updates = state["steps"], state["updates"]
@@ -163,6 +147,6 @@ def _copy(targets: list[Tensor], sources: list[Tensor]) -> None:
         torch._foreach_copy_(targets, sources)
 
 
-def build(config: OptimConfig, model: nn.Module, metric: str) -> Ema:
+def build(config: OptimConfig, model: nn.Module) -> Ema:
     """Fill the seat `average` of a run with this section `optim`."""
-    return Ema(config.ema, model, metric)
+    return Ema(config.ema, model)

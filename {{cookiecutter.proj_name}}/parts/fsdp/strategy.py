@@ -15,6 +15,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
+from common.base import parts
 from common.base.errors import UserError
 from common.base.nested import map_leaves
 from common.distributed import Rank, has_streams, share_buffers
@@ -81,7 +82,7 @@ class Sharded(Strategy):
 
         def shard(value: Any, path: tuple[Any, ...]) -> Any:
             match path:
-                case ("model" | "task", name) | ("ema", "shadow", name):
+                case ("model" | "task", name) | (parts.AVERAGE, "shadow", name):
                     return _like(live.get(name), value)
                 case ("optimizer", "state", number, _):
                     return _like(live.get(names[number]), value)

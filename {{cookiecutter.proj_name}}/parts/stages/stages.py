@@ -11,7 +11,8 @@ from pydantic_core import to_jsonable_python
 from torch.optim import Optimizer
 
 from common.base.errors import UserError, error_context
-from common.checkpoint.resume import changes
+from common.base.parts import part_of
+from common.checkpoint.resume import Change, changes
 from common.config import ABSENT, ConfigError, Problem, overlaid
 from common.data.loader import BatchStream
 from common.evaluation.loss import measured_losses
@@ -26,9 +27,8 @@ if TYPE_CHECKING:
     from common.trainer import Trainer
 
 PLATEAU = "plateau"
-# Keys that a stage may change, and those of them that it must not.
+# Keys that a stage may change, but for `optim.accumulate` and those of other parts.
 _STAGED = ("optim.*", "loss.*.weight", "loss.*.weight.*", "dataset.train.*", "prepare.freeze")
-_FIXED = ("optim.accumulate", "optim.ema.*", "optim.bad_steps.*")
 _MAY_CHANGE = "a stage may set freeze, lr_scheduler, the weights of losses, dataset.train and most of optim"
 
 
@@ -67,7 +67,7 @@ def stage_problems(config: Any) -> Iterator[Problem]:
         problems = [problem for problem in _mistakes(config, number) if (problem.key, problem.rule) not in known]
         if not problems and not known:
             changed = changes(to_jsonable_python(whole), to_jsonable_python(settings_in(config, number)))
-            fixed = [change for change in changed if change.matches(_FIXED) or not change.matches(_STAGED)]
+            fixed = [change for change in changed if not _may_change(change)]
             problems = [Problem(change.key, change.new, "cannot change during a run", _MAY_CHANGE) for change in fixed]
         for mistake in problems:
             at = mistake.key.replace("optim.lr_scheduler", "lr_scheduler") if stage.lr_scheduler else mistake.key
@@ -81,6 +81,11 @@ def _mistakes(config: Any, number: int | None = None) -> list[Problem]:
     except ConfigError as error:
         return error.problems
     return []
+
+
+def _may_change(change: Change) -> bool:
+    """Return whether a stage may change a key: not those that other parts bring."""
+    return change.matches(_STAGED) and change.key != "optim.accumulate" and part_of(change.key) is None
 
 
 def _own_problems(config: Any, number: int, stage: StageConfig) -> Iterator[Problem]:

@@ -86,7 +86,7 @@ def test_the_average_is_the_weighted_sum_of_all_weights(build, warmup: bool) -> 
         for name, tensor in values(model).items():
             expected[name] = decay * expected[name] + (1 - decay) * tensor.double()
     shadow = ema.state_dict()["shadow"]
-    assert averaged_state_dict(values(model), ema.state_dict())["norm.num_batches_tracked"].item() == 30
+    assert averaged_state_dict(values(model), {"ema": ema.state_dict()})["norm.num_batches_tracked"].item() == 30
     assert set(shadow) == expected.keys() - {"norm.num_batches_tracked"}
     for name in shadow:
         torch.testing.assert_close(shadow[name].double(), expected[name], rtol=1e-4, atol=1e-5, msg=name)
@@ -99,7 +99,7 @@ def test_evaluation_sees_the_average_and_training_its_own_weights(build) -> None
     ema = build(FIXED, model)
     moved(model, 0)
     ema.update(model, Position())
-    own, averaged = values(model), averaged_state_dict(model.state_dict(), ema.state_dict())
+    own, averaged = values(model), averaged_state_dict(model.state_dict(), {"ema": ema.state_dict()})
     places = [tensor.data_ptr() for tensor in model.state_dict().values()]
     assert not same(own, averaged)
     with ema.applied(model):
@@ -155,7 +155,7 @@ def test_a_run_that_averages_late_resumes_exactly(runs: Runs, evaluated: Evaluat
         name = f"cut{stop}"
         cut = runs.train(*words, "--progress.max_steps", stop, name=name)
         state = load(cut)
-        assert same(averaged_state_dict(state["model"], state["ema"]), state["model"]) == (int(stop) <= 4)
+        assert same(averaged_state_dict(state["model"], state), state["model"]) == (int(stop) <= 4)
         value = evaluated(cut / "checkpoints" / "latest.pt", "--split", "val")["values"]["loss"]
         assert value == pytest.approx(metrics(cut, "val")[-1]["values"]["loss"])
         runs.train(*words, "--resume", str(cut), name=name)
@@ -176,7 +176,7 @@ def test_other_programs_use_the_average(runs: Runs, evaluated: Evaluated, tmp_pa
     state = load(folder)
     assert tool.main([str(folder / "checkpoints" / "latest.pt"), "--weights", str(tmp_path / "w.pt")]) == 0
     written = torch.load(tmp_path / "w.pt", weights_only=True)
-    assert same(written, averaged_state_dict(state["model"], state["ema"]))
+    assert same(written, averaged_state_dict(state["model"], state))
     assert not torch.equal(written["head.2.weight"], state["model"]["head.2.weight"])
 
 

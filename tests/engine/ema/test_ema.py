@@ -14,7 +14,7 @@ from engine.checkpoint.test_resume import leaving_out
 from tests.conftest import Runs, load, metrics, same
 from tests.parts.ema import test_ema as project
 from tests.parts.ema.test_ema import AVERAGED, FIXED, Net, moved, values
-from tests.ranks import refused, several
+from tests.ranks import several
 from tests.resume import cut, differing, final, words
 
 build = project.build  # the fixture
@@ -31,7 +31,7 @@ def test_half_precision_weights_are_averaged_in_32_bits(build) -> None:
     narrow = ema.state_dict()["shadow"]["narrow"]
     assert narrow.dtype == torch.float32
     assert narrow.tolist() == pytest.approx([2 - 0.999**3] * 2)
-    assert averaged_state_dict(model.state_dict(), ema.state_dict())["narrow"].dtype == torch.bfloat16
+    assert averaged_state_dict(model.state_dict(), {"ema": ema.state_dict()})["narrow"].dtype == torch.bfloat16
     double = nn.Linear(1, 1).double()
     assert build(FIXED, double).state_dict()["shadow"]["weight"].dtype == torch.float64
 
@@ -43,7 +43,7 @@ def test_an_averaged_file_loads_as_the_average(build) -> None:
     moved(model, 0)
     ema.update(model, Position())
     other = Net()
-    other.load_state_dict(averaged_state_dict(model.state_dict(), ema.state_dict()))
+    other.load_state_dict(averaged_state_dict(model.state_dict(), {"ema": ema.state_dict()}))
     with ema.applied(model):
         assert same(values(model), values(other))
 
@@ -59,7 +59,7 @@ def test_off_is_an_object_with_the_same_methods(build) -> None:
     assert ema.state_dict() == {}
     ema.load_state_dict(build(FIXED, model).state_dict())
     ema.reset(model)
-    assert same(averaged_state_dict(model.state_dict(), ema.state_dict()), own)
+    assert same(averaged_state_dict(model.state_dict(), {"ema": ema.state_dict()}), own)
 
 
 def test_a_state_without_an_average_is_refused(build) -> None:
@@ -77,7 +77,7 @@ def test_reset_begins_from_weights_loaded_later(build) -> None:
     ema.reset(model)
     state = ema.state_dict()
     assert (state["updates"], state["steps"]) == (0, 0)
-    assert same(averaged_state_dict(model.state_dict(), state), values(model))
+    assert same(averaged_state_dict(model.state_dict(), {"ema": state}), values(model))
 
 
 def test_a_buffer_that_its_module_replaces_is_followed(build) -> None:
@@ -117,7 +117,7 @@ def test_the_average_begins_at_its_start(build, start: str) -> None:
         own = values(model)
         with ema.applied(model):
             assert same(values(model), own)
-        assert same(averaged_state_dict(own, ema.state_dict()), own)
+        assert same(averaged_state_dict(own, {"ema": ema.state_dict()}), own)
     late.reset(model)
     for n in range(8, 14):
         moved(model, n)
@@ -134,25 +134,13 @@ def test_the_start_may_be_taken_away(runs: Runs) -> None:
     runs.train("--optim.ema", "{decay: 0.9}", "--progress.max_steps", "6", *words)
     state = load(folder)
     assert state["ema"]["updates"] == 1
-    assert not same(averaged_state_dict(state["model"], state["ema"]), state["model"])
+    assert not same(averaged_state_dict(state["model"], state), state["model"])
 
 
-@pytest.mark.slow
-def test_an_average_in_host_memory(runs: Runs) -> None:
-    """The same numbers; not for sharded weights, of which each process has its part already."""
-    words = ["--optim.ema", "{decay: 0.9}", "--progress.epoch", "1"]
-    here, host = runs.train(*words, name="here"), runs.train(*words, "--optim.ema.device", "cpu", name="host")
-    assert same(load(here)["ema"], load(host)["ema"])
-    message = refused(runs, 2, runs.words(*words, "--optim.ema.device", "cpu", "--dist.strategy", "fsdp", name="fsdp"))
-    assert "optim.ema.device cpu: with dist.strategy fsdp the average is sharded" in message
-
-
-@pytest.mark.parametrize(
-    "text", ["{start: soon}", "{device: gpu}", "{decay: 1.0}", "{decay: -0.1}", "{every: 0}", "{dcay: 0.9}"]
-)
+@pytest.mark.parametrize("text", ["{start: soon}", "{decay: 1.0}", "{decay: -0.1}", "{every: 0}", "{dcay: 0.9}"])
 def test_mistakes_are_refused(build, text: str) -> None:
     """Ranges and names are checked when the configuration is read."""
-    with pytest.raises(ConfigError, match=r"optim\.ema\.(start|device|decay|every|dcay)"):
+    with pytest.raises(ConfigError, match=r"optim\.ema\.(start|decay|every|dcay)"):
         build(text, nn.Linear(1, 1))
 
 
@@ -186,11 +174,3 @@ def test_two_processes_resume_exactly(runs: Runs, strategy: str) -> None:
     several(runs, 2, argv("cut"), at=6)
     several(runs, 2, argv("cut", "--resume", "auto"))
     assert differing(final(runs.root / "uncut"), final(runs.root / "cut")) == []
-
-
-@pytest.mark.parametrize(("more", "decides"), [(["--best.metric", "weights.loss"], "val.weights"), ([], "val  ")])
-def test_best_stands_on_the_line_that_decides(runs: Runs, more: list[str], decides: str) -> None:
-    both = ["--optim.ema", "{decay: 0.8, evaluate: both}", "--progress.epoch", "1"]
-    lines = (runs.train(*both, *more) / "train.log").read_text().splitlines()
-    [line] = [line for line in lines if "best so far" in line]
-    assert f" {decides} " in line
