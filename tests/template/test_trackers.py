@@ -106,7 +106,7 @@ def test_mlflow_on_the_disk(render: Render, python: Path, tmp_path: Path) -> Non
         steps = [step for step, _ in points[f"{event}/loss"]]
         assert len(steps) == len(set(steps))
         assert steps[-1] == 38
-    assert {"speed/memory_GB", "lr/lr", "val/Accuracy"} <= points.keys()
+    assert {"speed/memory_bytes", "lr/lr", "val/Accuracy"} <= points.keys()
     assert "train/CrossEntropyLoss" not in points
     assert {"run/config.txt", "run/environment.txt", "run/model.txt"} <= set(files)
     assert any(file.endswith(".png") for file in files)

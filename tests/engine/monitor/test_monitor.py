@@ -17,7 +17,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from common.base.text import number
 from common.distributed import Rank
 from common.monitor.clock import Timing
-from common.monitor.line import evaluation_line, learning_rates, train_line
+from common.monitor.line import evaluation_line, learning_rates, position, train_line
 from common.monitor.log import setup_log
 from common.monitor.meter import Reading
 from common.monitor.monitor import Monitor, MonitorConfig
@@ -65,42 +65,45 @@ def losses(total: float, **parts: float) -> dict[str, torch.Tensor]:
 
 def test_the_training_line():
     """Everything in one line, in columns that do not move."""
-    common = {"totals": (570, 30), "memory": 430_000_000}
     first = train_line(
-        Position(step=7, epoch=0, sample=448, epoch_size=1200),
+        position(Position(step=7, epoch=0, sample=448, epoch_size=1200), 570, 30),
         rates={"lr_a": 1e-3, "lr_b": 1e-4},
         losses=Reading({"loss": 12.3456789, "ce": 2.30258, "l2": 1e-5}, {"loss": 12.0, "ce": 2.4, "l2": 1.28e-5}),
-        more={"grad_norm": 1.2},
+        others={"grad_norm": 1.2},
         timing=Timing(step=0.0031, data=0.12, rate=20645.2, eta=82.4),
-        **common,
+        compared={},
+        memory=430_000_000,
     )
     second = train_line(
-        Position(step=120, epoch=6, sample=0, epoch_size=1200),
+        position(Position(step=120, epoch=6, sample=0, epoch_size=1200), 570, 30),
         rates={"lr_a": 1e-3, "lr_b": 1e-4},
         losses=Reading({"loss": 0.0042, "ce": 0.5, "l2": 1e-5}, {"loss": 0.125, "ce": 0.5, "l2": 1e-5}),
-        more={"grad_norm": 0.034567},
+        others={"grad_norm": 0.034567},
         timing=Timing(step=0.0117, data=0.0, rate=987.0, eta=5.0),
-        **common,
+        compared={},
+        memory=430_000_000,
     )
     assert first == (
         "epoch  1/30 step   7/570 | loss 12.3457 (12.0000)  ce 2.30258 (2.40000)  l2 1.0e-05 (1.3e-05) | "
-        "lr a 1.00e-03  b 1.00e-04 | grad 1.20000 | ETA 0:01:22 |    3.1 ms/step data  12%  20645/s | mem 410 MB"
+        "lr_a 1.00e-03  lr_b 1.00e-04 | grad_norm 1.20000 | ETA 0:01:22 | "
+        "   3.1 ms/step data  12%  20645/s | mem 410 MB"
     )
     assert second == (
         "epoch  6/30 step 120/570 | loss 0.00420 (0.12500)  ce 0.50000 (0.50000)  l2 1.0e-05 (1.0e-05) | "
-        "lr a 1.00e-03  b 1.00e-04 | grad 0.03457 | ETA 0:00:05 |   11.7 ms/step data   0%    987/s | mem 410 MB"
+        "lr_a 1.00e-03  lr_b 1.00e-04 | grad_norm 0.03457 | ETA 0:00:05 | "
+        "  11.7 ms/step data   0%    987/s | mem 410 MB"
     )
 
 
 def test_the_line_leaves_out_what_is_not_known():
     """One loss is not said twice; without totals there is no estimate."""
     line = train_line(
-        Position(step=7),
-        totals=(None, None),
+        position(Position(step=7), None, None),
         rates={"lr": 0.1},
         losses=Reading({"loss": 0.5, "ce": 0.5}, {"loss": 0.5, "ce": 0.5}),
-        more={},
+        others={},
         timing=Timing(step=1.5, data=0.5, rate=10.0, eta=None),
+        compared={},
         memory=3 * 2**30,
     )
     assert line == (
@@ -113,9 +116,9 @@ def test_numbers_for_people():
     values = [0.0042, 1234.56, 3e-7, 123456.7, 0.99999999, 0.0, math.nan, -2.5]
     expected = ["0.00420", "1234.56", "3.0e-07", "1.2e+05", "1.00000", "0.00000", "    nan", "-2.50000"]
     assert [number(value) for value in values] == expected
-    assert learning_rates({"lr": 1e-3}) == "1.00e-03"
-    assert learning_rates({"lr_rest": 1e-3, "lr_head": 1e-3}) == "rest 1.00e-03  head 1.00e-03"
-    assert learning_rates({f"lr_{n}": 0.1 / n for n in range(1, 7)}) == "1.67e-02..1.00e-01 (6 groups)"
+    assert learning_rates({"lr": 1e-3}) == "lr 1.00e-03"
+    assert learning_rates({"lr_rest": 1e-3, "lr_head": 1e-3}) == "lr_rest 1.00e-03  lr_head 1.00e-03"
+    assert learning_rates({f"lr_{n}": 0.1 / n for n in range(1, 7)}) == "lr 1.67e-02..1.00e-01 (6 groups)"
 
 
 def test_the_evaluation_line():
@@ -173,7 +176,7 @@ def test_three_steps_leave_their_marks(tmp_path):
     """Lines, metrics, TensorBoard and the end of a run."""
     lines = short_run(tmp_path)
     root = tmp_path / "experiments/digits"
-    assert lines[2].startswith("epoch 1/3 step 3/9 | loss 0.33333 (0.61111) | lr 5.00e-01 | grad 2.00000 | ")
+    assert lines[2].startswith("epoch 1/3 step 3/9 | loss 0.33333 (0.61111) | lr 5.00e-01 | grad_norm 2.00000 | ")
     assert lines[3].startswith("val ")
     assert lines[-1].startswith("finished at epoch 1, step 3: 3 epochs")
     entries = lines_of(root / "metrics.jsonl")

@@ -91,7 +91,7 @@ def test_every_parameter_is_in_exactly_one_group(runs: Runs) -> None:
     log = (uncut / "train.log").read_text()
     assert "5 parameter groups:" in log
     assert re.search(r"\n  head +1 +120  2\.00e-03 +0\.2\n", log)
-    assert "| lr rest 1.00e-03  layer.weight 5.00e-04  head 2.00e-03 |" in log
+    assert "| lr_rest 1.00e-03  lr_layer.weight 5.00e-04  lr_head 2.00e-03 |" in log
     rates = {name for name in metrics(uncut, "train")[-1]["values"] if name.startswith("lr")}
     assert rates == {f"lr_{name.removesuffix('.no_decay')}" for name in TABLE}
 
@@ -159,7 +159,7 @@ def test_the_names_of_rates_stay_the_same(runs: Runs) -> None:
     folder = runs.train(*words, "--optim.lr_scheduler", "{type: multistep, lr_steps: [1], lr_gamma: 1e-300}")
     names = [{name for name in row["values"] if name.startswith("lr")} for row in metrics(folder, "train")]
     assert names == [{"lr_features", "lr_rest"}] * 10
-    assert "| lr features 1.00e-04  rest 1.00e-03 |" in (folder / "train.log").read_text()
+    assert "| lr_features 1.00e-04  lr_rest 1.00e-03 |" in (folder / "train.log").read_text()
 
 
 class Scaled(nn.Module):

@@ -91,7 +91,8 @@ class Monitor:
         self._rank = rank
         self.unit = "items"
         self.measures: list[Callable[[Timing], Mapping[str, float]]] = []
-        self._totals: tuple[int | None, int | None] = (None, None)  # steps and epochs of the run, where known
+        self._total_steps: int | None = None  # of the run, where known
+        self._total_epochs: int | None = None
         self._recording = threading.Lock()  # another thread records the failure of another process
         self._has_ended = False
         self._folder: RunPaths | None = None
@@ -122,7 +123,8 @@ class Monitor:
         epochs: int | None = None,
     ) -> Iterator[None]:
         """Wraps the training loop: starts the clock, shows the progress bar. Unknown totals are None."""
-        self._totals = total_steps, epochs
+        self._total_steps = total_steps
+        self._total_epochs = epochs
         self.start = self.step = at.step
         self._status("running", at.step)
         self.bar = tqdm(
@@ -170,11 +172,10 @@ class Monitor:
         by_group = learning_rates(optimizer)
         rates = {f"lr_{name}": rate for name, rate in by_group.items()}
         if len(rates) == 1:
-            rates = by_group = {"lr": min(rates.values())}
+            rates = {"lr": min(rates.values())}
         steps_left = None
-        total = self._totals[0]
-        if total is not None:
-            steps_left = total - at.step
+        if self._total_steps is not None:
+            steps_left = self._total_steps - at.step
         timing = self.clock.read(steps_left)
         memory = max_over_ranks(peak_memory(self._rank.device), self._rank)
         compared: dict[str, float] = {}
@@ -182,15 +183,15 @@ class Monitor:
             compared[f"{self.unit}_per_second"] = timing.items
         for measure in self.measures:
             compared |= measure(timing)
+        where = position(at, self._total_steps, self._total_epochs)
         line = train_line(
-            at,
-            self._totals,
-            rates,
+            where,
             losses,
+            rates,
             others,
             timing,
-            memory,
             compared,
+            memory,
             skipped,
         )
         _log.info("{}", line)
@@ -199,15 +200,19 @@ class Monitor:
         self._show_on_bar("loss", losses.raw.get("loss"))
         for call in self.after_log:
             call(at, timing)
-        where = {"step": at.step, "epoch": current_epoch(at)}
-        self.recorder.record("train", **where, values=losses.raw | others | rates)
+        epoch = current_epoch(at)
+        self.recorder.record("train", step=at.step, epoch=epoch, values=losses.raw | others | rates)
         # Separate from the others, since these differ from run to run.
-        speed = {"step_seconds": timing.step, "data_share": timing.data, "samples_per_second": timing.rate}
-        speed |= compared
-        self.recorder.record("speed", **where, values=speed | {"memory_bytes": memory})
+        speed = {
+            "step_seconds": timing.step,
+            "data_share": timing.data,
+            "samples_per_second": timing.rate,
+            "memory_bytes": memory,
+            **compared,
+        }
+        self.recorder.record("speed", step=at.step, epoch=epoch, values=speed)
         self.recorder.write("scalars", "train", at.step, drop_duplicate_loss(losses.raw) | others)
-        self.recorder.write("scalars", "lr", at.step, by_group)
-        speed["memory_GB"] = memory / 1e9
+        self.recorder.write("scalars", "lr", at.step, rates)
         self.recorder.write("scalars", "speed", at.step, speed)
         self.reset_timer()
 
@@ -225,12 +230,11 @@ class Monitor:
         Args:
             key: the value that decides about the best checkpoint.
         """
+        where = position(at, self._total_steps, self._total_epochs)
         for name, measured in result.sets.items():
-            decides = best and key in (f"{name}.{value}".removeprefix(".") for value in measured.values)
-            where = position(at, self._totals)
+            decides = best and key.removeprefix(f"{name}.") in measured.values
             values = drop_duplicate_loss(measured.values)
-            title = label(split, name)
-            line = evaluation_line(title, where, values, measured.samples, best=decides)
+            line = evaluation_line(label(split, name), where, values, measured.samples, best=decides)
             _log.bind(best=decides).info("{}", line)
         if split == "val":
             self._show_on_bar(f"val {key}", result.values.get(key))

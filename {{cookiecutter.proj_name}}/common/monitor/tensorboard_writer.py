@@ -1,5 +1,7 @@
 """TensorBoard's files."""
 
+import os
+import socket
 import time
 from collections.abc import Mapping
 from textwrap import indent
@@ -17,49 +19,42 @@ _FIRST = {"train": "Train", "val": "Val"}
 
 @WRITER_REGISTRY.register("tensorboard")
 class TensorBoardWriter(Writer):
-    """Curves, pictures and texts, in the run folder's `event/`."""
+    """Curves, pictures and texts, in the run folder's `event/`.
+
+    Each entry is in the file when its call returns. PyTorch's SummaryWriter leaves this to a thread, and waiting for
+    that thread to let go of Python's lock takes longer than writing.
+    """
 
     def __init__(self, run: WriterRun) -> None:
-        from tensorboard.compat.proto.summary_pb2 import Summary
-        from torch.utils.tensorboard import SummaryWriter
+        from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+        from tensorboard.summary.writer.record_writer import RecordWriter
+        from torch.utils.tensorboard import summary
 
-        purge_step = None
-        if run.resume_step is not None:
-            purge_step = run.resume_step + 1
-        folder = str(run.folder / "event")
-        self.board = SummaryWriter(folder, purge_step=purge_step, max_queue=1000)
-        self.summary = Summary
-        self.points: list[Any] = []
-        self.step = 0
-        self.measured = 0.0
+        folder = run.folder / "event"
+        folder.mkdir(exist_ok=True)
+        name = f"events.out.tfevents.{int(time.time())}.{socket.gethostname()}.{os.getpid()}"
+        self.records = RecordWriter((folder / name).open("ab", buffering=0))
+        self.event = Event
+        self.summary = summary
+        self.write(0, file_version="brain.Event:2")
+        if run.resume_step is not None:  # TensorBoard then leaves out earlier points of later steps
+            self.write(run.resume_step + 1, session_log=SessionLog(status=SessionLog.START))
+
+    def write(self, step: int, **content: Any) -> None:
+        """Append an entry."""
+        event = self.event(step=step, wall_time=time.time(), **content)
+        self.records.write(event.SerializeToString())
 
     def scalars(self, event: str, step: int, values: Mapping[str, float]) -> None:
         group = _FIRST.get(event, event)
-        if step != self.step:
-            self.write_points()
-            self.step = step
-            self.measured = time.time()
-        for name, value in values.items():
-            point = self.summary.Value(tag=f"{group}/{name}", simple_value=value)
-            self.points.append(point)
-
-    def write_points(self) -> None:
-        """Write the points of a step in one entry: each wakes up the thread that writes, which holds up the loop."""
-        if self.points:
-            entry = self.summary(value=self.points)
-            self.board._get_file_writer().add_summary(entry, self.step, self.measured)
-            self.points = []
+        points = [{"tag": f"{group}/{name}", "simple_value": value} for name, value in values.items()]
+        self.write(step, summary={"value": points})
 
     def image(self, step: int, tag: str, image: NDArray[np.uint8]) -> None:
-        self.board.add_image(tag, image, step, dataformats="HWC")
+        self.write(step, summary=self.summary.image(tag, image, dataformats="HWC"))
 
     def text(self, step: int, tag: str, text: str) -> None:
-        self.board.add_text(tag, indent(text, "    "), step)  # in Markdown: shown as it is
-
-    def flush(self) -> None:
-        self.write_points()
-        self.board.flush()
+        self.write(step, summary=self.summary.text(tag, indent(text, "    ")))  # in Markdown: shown as it is
 
     def close(self, state: str) -> None:
-        self.write_points()
-        self.board.close()
+        self.records.close()

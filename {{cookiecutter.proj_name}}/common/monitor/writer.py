@@ -19,8 +19,6 @@ from common.base.parts import required
 from common.base.text import to_json
 from common.config.registry import WRITER_REGISTRY
 
-_MOST_FAILURES = 3  # in a row; then a writer is given up, since each try may wait for a server
-
 
 @dataclass(frozen=True)
 class WriterRun:
@@ -72,51 +70,32 @@ class Writer(ABC):
 
 
 class _Channel:
-    """Guards one writer, which is built at the first entry: after an error, skips it until the next flush."""
+    """Guards one writer, which is built at its first entry, and given up after an error."""
 
-    def __init__(self, section: Any, run: WriterRun, texts: Mapping[str, str]) -> None:
+    def __init__(self, section: str | dict[str, Any], run: WriterRun, texts: Mapping[str, str]) -> None:
         self._section = section
         self._run = run
         self._texts = texts
-        self._failures = 0
-        self._rests = False
-        self._has_warned = False
+        self._has_failed = False
         self.writer: Writer | None = None
 
     def __call__(self, method: str, *arguments: Any) -> None:
-        if self._rests:
+        if self._has_failed:
             return
         try:
             if self.writer is None:
                 self.writer = WRITER_REGISTRY.build(self._section, run=self._run)
                 for tag, text in self._texts.items():
                     self.writer.text(self._run.resume_step or 0, tag, text)
-                self._run = replace(self._run, resume_step=None)  # once
-                self._texts = {}
             getattr(self.writer, method)(*arguments)
-            self._failures = 0
         except Exception as error:  # noqa: BLE001 - a user's class and a server can raise anything
-            self._failures += 1
-            self._rests = True
-            self.writer = None
-            if not self._has_warned:
-                name = self._section
-                if not isinstance(name, str):
-                    name = name["type"]
-                said = f"writer {name} failed: {type(error).__name__}: {error}"
-                logger.warning("{}; metrics.jsonl will have the numbers", said)
-            self._has_warned = True
-
-    def if_built(self, method: str, *arguments: Any) -> None:
-        self._rests = self._failures >= _MOST_FAILURES
-        if self.writer is not None:
-            self(method, *arguments)
-
-    def begin_again(self, folder: Path) -> None:
-        """Close the writer, which is built again in `folder` at its next entry."""
-        self.if_built("close", "running")
-        self.writer = None
-        self._run = replace(self._run, folder=folder)
+            self._has_failed = True
+            name = self._section
+            if isinstance(name, dict):
+                name = name["type"]
+            logger.warning(
+                "writer {} failed: {}: {}; metrics.jsonl will have the numbers", name, type(error).__name__, error
+            )
 
 
 class Recorder:
@@ -135,38 +114,26 @@ class Recorder:
         self,
         metrics_file: Path,
         run: WriterRun,
-        writers: Sequence[Any] = (),
+        writers: Sequence[str | dict[str, Any]] = (),
         *,
         attempt: int = 1,
     ) -> None:
         if run.resume_step is not None:
             _drop_after(metrics_file, run.resume_step)
         self._file = Appender(metrics_file)
+        self._run = run
+        self._writers = writers
         self._texts: dict[str, str] = {}
-        self._channels = [_Channel(writer, run, self._texts) for writer in writers]
+        self._channels = self._make_channels()
         self._state = "running"
-        self.record(
-            "run",
-            schema=1,
-            run=run.id,
-            attempt=attempt,
-            resume_step=run.resume_step,
-        )
+        self.record("run", schema=1, run=run.id, attempt=attempt, resume_step=run.resume_step)
 
-    def scalars(
-        self,
-        event: str,
-        step: int,
-        values: Mapping[str, float],
-        **where: Any,
-    ) -> None:
-        """Record `values` measured at optimizer step `step`.
+    def _make_channels(self) -> list[_Channel]:
+        return [_Channel(writer, self._run, self._texts) for writer in self._writers]
 
-        Args:
-            event: the source of the values: "train", "val", "eval".
-            where: further fields, such as `epoch=2`; for `metrics.jsonl` only.
-        """
-        self.record(event, step=step, **where, values=values)
+    def scalars(self, event: str, step: int, values: Mapping[str, float]) -> None:
+        """Record `values` measured at optimizer step `step`. `event`: their source, such as "train" or "val"."""
+        self.record(event, step=step, values=values)
         self.write("scalars", event, step, values)
 
     def begin_with(self, tag: str, text: str) -> None:
@@ -187,22 +154,25 @@ class Recorder:
     def flush(self) -> None:
         """Flush everything written so far. Call it with every checkpoint."""
         self._file.write("")
-        for channel in self._channels:
-            channel.if_built("flush")
+        self._write_if_built("flush")
 
     def write_again(self, metrics_file: Path) -> None:
         """Write `metrics.jsonl` again and continue there, as do the writers: the run's folder was moved or deleted."""
         self._file.write_again(metrics_file)
-        for channel in self._channels:
-            channel.begin_again(metrics_file.parent)
+        self._write_if_built("close", "running")
+        self._run = replace(self._run, folder=metrics_file.parent, resume_step=None)
+        self._channels = self._make_channels()
 
     def close(self) -> None:
         """Flush and close; nothing can be written afterwards. Safe to call twice."""
         self._file.close()
-        channels = self._channels
+        self._write_if_built("close", self._state)
         self._channels = []
-        for channel in channels:
-            channel.if_built("close", self._state)
+
+    def _write_if_built(self, method: str, *arguments: Any) -> None:
+        for channel in self._channels:
+            if channel.writer is not None:
+                channel(method, *arguments)
 
 
 class NullRecorder:
