@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from common.base.errors import UserError
-from common.data.loader import Step
+from common.base.parts import required
+from common.data.loader import BatchStream, Step
 from common.distributed import Rank, own_buffers, sum_over_ranks
 from common.distributed.buffers import buffers_unchanged
 from common.distributed.seed import random_state_unchanged
@@ -23,11 +24,14 @@ from common.model import Strategy
 from common.model.freeze import warn_of_unused
 from common.model.strategy import warm_up_ddp
 from common.monitor.meter import Meter
-from common.optim import Clip
+from common.optim import Clip, needs_closure
 from common.optim.clip import gradient_norm
 from common.progress import Position
+from common.settings import RunConfig
 from common.task import Task
 
+# Of each micro-batch of this process: its weight in the step's mean loss, and the samples or items it averages over.
+Weights = Sequence[tuple[float, int]]
 _NO_COUNT = "{kind}.count returned None for a batch of rank {rank}; a task with this method must always return a number"
 _NOTHING: AbstractContextManager[None] = nullcontext()
 
@@ -56,8 +60,9 @@ class OptimizerStep:
     """Takes one optimizer step for every update of the task. Built when a stage begins.
 
     Args:
+        stream: a batch of indexed data is read to try each update on; of other data, an update is tried on its first
+            training batch.
         check: raises an error for a loss that is not finite; or the seat `guard`, which judges whole updates.
-        sample: reads a batch to try an update on; None: the update is tried on its first training batch.
         scaled: counts the steps that loss scaling skips.
 
     Attributes:
@@ -70,17 +75,21 @@ class OptimizerStep:
 
     def __init__(
         self,
+        config: RunConfig,
+        seed: int,
         task: Task,
         strategy: Strategy,
         optimizer: Optimizer,
-        clip: Clip,
+        stream: BatchStream,
+        rank: Rank,
         meter: Meter,
         check: LossCheck | StepGuard | None,
-        rank: Rank,
-        sample: Callable[[], Any] | None,
         scaled: ScaledSteps,
     ) -> None:
+        self.config = config
+        self.seed = seed
         self.task = task
+        self.stream = stream
         self.strategy = strategy
         self.precision = strategy.precision
         self.scaler = strategy.precision.scaler  # disabled unless the precision is fp16
@@ -88,7 +97,7 @@ class OptimizerStep:
         self.autocast: Callable[[], AbstractContextManager[Any]] = nullcontext
         if self.precision.mode in ("bf16", "fp16"):
             self.autocast = self.precision.autocast
-        self.clip = clip
+        self.clip = Clip(config.optim)
         self.grad_norm: Tensor | None = None
         self.meter = meter
         self.check = check
@@ -99,20 +108,21 @@ class OptimizerStep:
         else:
             self.guard = check
         self.rank = rank
-        self.sample = sample
         self.scaled = scaled
         self.counts_items = type(task).count is not Task.count  # else samples are counted, without a collective
         self.parameters = [parameter for parameter in task.parameters() if parameter.requires_grad]
         self.own_buffers = own_buffers(task)
         self.updates: dict[str, TaskUpdate] = {}
-        if sample is not None:
+        if stream.is_indexed:
+            is_full = config.prepare.compile.enabled or config.dist.is_fixed
             for name in task.updates():
-                self._begin(name, sample)
+                self._begin(name, lambda: stream.sample_batch(full=is_full))
 
     def __call__(self, step: Step, at: Position) -> bool:
         """Take every update of this step, at position `at`. Returns False if one was skipped (see `Precision.step`)."""
         taken = True
-        weights = list(zip(step.global_batch.weights, step.global_batch.sizes, strict=True))
+        plan = step.global_batch
+        weights = list(zip(plan.weights, plan.sizes, strict=True))
         if self.counts_items:
             weights = self._count(step)  # every process
         for name in self.task.updates():
@@ -137,7 +147,7 @@ class OptimizerStep:
             self.task.after_step()
         return taken
 
-    def gradients(self, update: TaskUpdate, step: Step, weights: Sequence[tuple[float, int]], at: Position) -> None:
+    def gradients(self, update: TaskUpdate, step: Step, weights: Weights, at: Position) -> None:
         """Compute the clipped gradients of the step's mean loss."""
         for parameter in self.parameters:
             parameter.grad = None
@@ -163,8 +173,9 @@ class OptimizerStep:
                 if weight != 1.0:
                     loss = loss * weight
                 self.scaler.scale(loss).backward()  # with DDP, the last micro-batch's averages gradients: every process
-            if update.name != "all":
-                losses = {update.name if name == "loss" else name: value for name, value in losses.items()}
+            if update.name != "all":  # several updates have a loss each
+                others = {name: value for name, value in losses.items() if name != "loss"}
+                losses = {update.name: losses["loss"], **others}
             self.meter.add(at.step + 1, losses, count)
         if update.is_new:
             update.is_new = False
@@ -181,7 +192,7 @@ class OptimizerStep:
             if not norm.is_cpu or not math.isfinite(norm.item()):  # the value of a GPU is read later, without a wait
                 self.loss_check.gradient(at, update.name, norm)
 
-    def scale_helps(self, update: TaskUpdate, step: Step, weights: Sequence[tuple[float, int]], at: Position) -> bool:
+    def scale_helps(self, update: TaskUpdate, step: Step, weights: Weights, at: Position) -> bool:
         """Return whether gradients that are NaN with a scaled loss (fp16) are not NaN without the scale.
 
         An overflow often ends as NaN too, so they are computed again. Every process must call this.
@@ -227,7 +238,8 @@ class OptimizerStep:
 
     def trial_loss(self, update: TaskUpdate, forward: Callable[[str, Any], Losses], batch: Any) -> Tensor:
         """Return the loss of a loaded batch, without taking a step."""
-        batch = self.task.prepare_batch(self.precision.cast_batch(batch), self.rank.device)
+        batch = self.precision.cast_batch(batch)
+        batch = self.task.prepare_batch(batch, self.rank.device)
         with self.autocast():
             losses = forward(update.name, batch)
         if "loss" not in losses:
@@ -248,14 +260,25 @@ class OptimizerStep:
         )
 
     def _count(self, step: Step) -> list[tuple[float, int]]:
-        """For every micro-batch: its weight in the step's mean loss, and the number of items that it averages over."""
+        """Weigh the micro-batches by the items that the task counts. Every process must call this."""
         counts: list[int] = []
         for batch, weight in zip(step.batches, step.global_batch.weights, strict=True):
             count = self.task.count(batch)
             if count is None:
                 raise UserError(_NO_COUNT.format(kind=type(self.task).__name__, rank=self.rank.rank))
             counts.append(int(count) if weight else 0)
-        total = sum_over_ranks(torch.tensor(float(sum(counts)), dtype=torch.float64), self.rank).item()
+        here = torch.tensor(float(sum(counts)), dtype=torch.float64)
+        total = sum_over_ranks(here, self.rank).item()
         if self.task.clock is not None:
             self.task.clock.items += total
         return [(count * self.rank.world_size / max(total, 1.0), count) for count in counts]
+
+
+def step_class(config: RunConfig, optimizer: Optimizer) -> type[OptimizerStep]:
+    """Return what takes the steps of a stage: a part's class in the seat `step` if the settings ask for it."""
+    kind: type[OptimizerStep] = OptimizerStep
+    if config.dist.is_fixed:
+        kind = required("reduction", "step", "dist.reduction").FixedStep
+    elif needs_closure(optimizer):
+        kind = required("closures", "step", f"optim.optim_type {config.optim.optim_type}").ClosureStep
+    return kind

@@ -1,7 +1,7 @@
 """The training loop. Read `Trainer.train`: it calls everything that happens during a run by name, in order."""
 
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 
 import torch
@@ -11,14 +11,14 @@ from torch.optim import Optimizer
 
 from common.base.errors import error_context
 from common.base.files import warn_on_oserror
-from common.base.parts import AVERAGE, refuse_absent, required
+from common.base.parts import AVERAGE, refuse_absent
 from common.checkpoint.folder import CheckpointFolder
 from common.checkpoint.layout import Layout, check_extra_state
 from common.checkpoint.resume import accept_changes, fingerprint
 from common.checkpoint.saver import Saver
 from common.checkpoint.state import RunState, Stateful, load_task
 from common.data.loader import BatchStream, EvaluationLoader, Step, whereabouts
-from common.data.reading import read_data
+from common.data.reading import Reading, read_data
 from common.data.workers import stop_waiting_at
 from common.distributed import max_over_ranks, share_buffers
 from common.distributed.seed import mix, set_seed
@@ -29,7 +29,7 @@ from common.finite import ScaledSteps, are_finite, bad_loss, not_finite, step_ch
 from common.model import Strategy, check_trained, prepare
 from common.monitor.result import SplitResult
 from common.monitor.writer import Show
-from common.optim import Clip, build_optimizer, needs_closure
+from common.optim import build_optimizer
 from common.optim.average import Average, build_average
 from common.optim.clip import log_gradients
 from common.optim.schedule import Schedule
@@ -37,7 +37,7 @@ from common.progress import Outcome, Position, TrainState, Triggers, resumed_pos
 from common.run_context import RunContext
 from common.settings import RunConfig
 from common.stage import WholeRun, build_stage
-from common.step import OptimizerStep
+from common.step import OptimizerStep, step_class
 from common.task import Parts, Task, TaskPosition
 
 
@@ -55,7 +55,7 @@ class Trainer:
     parameters: list[nn.Parameter]
     optimizer: Optimizer
     schedule: Schedule
-    optimizer_step: OptimizerStep  # with the seat `guard`: common/finite.py
+    optimizer_step: OptimizerStep  # the seat `step`, with the seat `guard`: common/finite.py
 
     # When things happen, and results.
     triggers: Triggers
@@ -95,21 +95,33 @@ class Trainer:
         self.best = BestTracker(config.best, config.early_stop, config.best_mode)
         self.stage = build_stage(config, self.total_steps, steps_per_epoch)
 
-        self.strategy = prepare(self.task, self.stage.config.prepare, config.dist, parts.precision, self.rank)
+        settings = self.stage.config.prepare
+        self.strategy = prepare(self.task, settings, config.dist, parts.precision, self.rank)
         precision = self.strategy.precision
-        lockstep = self.strategy.lockstep_forward
-        gallery = build_gallery(config)
-        self.evaluator = Evaluator(self.task, self.rank, precision, gallery, lockstep, lambda: self.stop_signals.signal)
+        self.evaluator = Evaluator(
+            self.task,
+            self.rank,
+            precision,
+            build_gallery(config),
+            self.strategy.lockstep_forward,
+            lambda: self.stop_signals.signal,
+        )
         self.average = build_average(config.optim, self.task)
         self.monitor.unit = self.task.unit
 
         folder = CheckpointFolder(self.paths.checkpoints, config.checkpoint.keep)
         self.saver = Saver(folder, config.checkpoint, self.rank)
         self.scaled = ScaledSteps(precision, self.saver)
-        self.read = read_data(parts.deciding_data()) if self.rank.is_main else {}
+        self.read: dict[str, Reading] = {}  # what was read of the data before the run, on rank 0
+        if self.rank.is_main:
+            self.read = read_data(parts.deciding_data())
         records = {name: reading.record() for name, reading in self.read.items()}
         # `begin_stage` adds optimizer, schedule and data, which a stage replaces.
-        saved: dict[str, Stateful] = {AVERAGE: self.average, "precision": precision, "best": self.best}
+        saved: dict[str, Stateful] = {
+            AVERAGE: self.average,
+            "precision": precision,
+            "best": self.best,
+        }
         if self.stage.changes:
             saved["stages"] = self.stage
         self.state = RunState(
@@ -117,7 +129,11 @@ class Trainer:
             saved,
             rank=self.rank,
             fingerprint=fingerprint(self.rank, self.stream, run.seed, self.strategy.about, records),
-            about={"config": run.values, "seed": run.seed, "lengths": [self.total_steps, steps_per_epoch]},
+            about={
+                "config": run.values,
+                "seed": run.seed,
+                "lengths": [self.total_steps, steps_per_epoch],
+            },
             keep_frozen=config.checkpoint.frozen,
         )
         self.begin_stage()
@@ -152,29 +168,25 @@ class Trainer:
         self.task.loss.set_weights(config.loss)
         self.strategy.freeze(config.prepare.freeze)
         self.parameters = [p for p in self.task.parameters() if p.requires_grad]
-        self.optimizer = build_optimizer(config.optim, self.task, self.task.groups(), earlier)
+        groups = self.task.groups()
+        self.optimizer = build_optimizer(config.optim, self.task, groups, earlier)
         self.average.follow(self.task, self.optimizer)
         self.schedule = self.stage.schedule(self.optimizer)
         self.state.states["optimizer"] = self.optimizer
         self.state.states["schedule"] = self.schedule
         self.state.states["data"] = self.stream
         check = step_check(config, self.stream, self.saver, self.state, self.strategy, self.monitor)
-        full = config.prepare.compile.enabled or config.dist.is_fixed
-        sample = partial(self.stream.sample_batch, full=full) if self.stream.is_indexed else None
-        kind: Callable[..., OptimizerStep] = OptimizerStep  # the seat `step`
-        if config.dist.is_fixed:
-            kind = partial(required("reduction", "step", "dist.reduction").FixedStep, config, self.state.about["seed"])
-        elif needs_closure(self.optimizer):
-            kind = required("closures", "step", f"optim.optim_type {config.optim.optim_type}").ClosureStep
+        kind = step_class(config, self.optimizer)
         self.optimizer_step = kind(
+            config,
+            self.run.seed,
             self.task,
             self.strategy,
             self.optimizer,
-            Clip(config.optim),
+            self.stream,
+            self.rank,
             self.monitor.meter,
             check,
-            self.rank,
-            sample,
             self.scaled,
         )
 
@@ -191,7 +203,8 @@ class Trainer:
             error_context(lambda: whereabouts(self.stream, self.step, self.at)),
         ):
             check_extra_state(self.task)
-            self.evaluator.sanity_check(self.val, needs_loss=self.config.best.metric.rpartition(".")[2] == "loss")
+            best_is_a_loss = self.config.best.metric.rpartition(".")[2] == "loss"
+            self.evaluator.sanity_check(self.val, needs_loss=best_is_a_loss)
             self.evaluator.sanity_check(self.evaluation)
             self.state.layout.begin()  # raises if the sanity checks have made parameters or buffers
             if self.config.progress.init_eval and self.saver.saved_step is None:  # not on a resume
@@ -223,8 +236,10 @@ class Trainer:
                     planned = is_best or due.save_latest or due.save_numbered
                     if planned or decision.save:
                         self.save(best=is_best, numbered=due.save_numbered, planned=planned)
-                    if due.is_last or decision.stop:
-                        self.progress.stop(signal=decision.stop, reason="finished" if due.is_last else "")
+                    if due.is_last:
+                        self.progress.stop(signal=decision.stop, reason="finished")
+                    elif decision.stop:
+                        self.progress.stop(signal=decision.stop)
                     if self.progress.is_over:
                         break
                 if self.rank.is_single_process and self.stop_signals.signal:  # it came while a batch was waited for
@@ -245,9 +260,12 @@ class Trainer:
             self.state.layout.check()
         check_trained(self.task, self.parameters)
         self.saver.check()
-        metrics = self.evaluator.metrics(step) if self.config.progress.train_metric else {}
+        metrics: dict[str, float] = {}
+        if self.config.progress.train_metric:
+            metrics = self.evaluator.metrics(step)
         norm = self.optimizer_step.norm()
-        self.monitor.train(self.at, self.optimizer, norm, metrics, self.scaled.read())
+        skipped = self.scaled.read()
+        self.monitor.train(self.at, self.optimizer, norm, metrics, skipped)
         if type(self.task).inspect is not Task.inspect:
             self.evaluator.inspect(Show(self.monitor.recorder, self.at.step))
         if self.config.debug.debug_mode:
@@ -273,8 +291,9 @@ class Trainer:
             return False
         self.progress.values = result.values
         is_best = self.best.update(result.values, self.at.step)
-        self.monitor.evaluation("val", self.at, result, key=self.best.config.metric, best=is_best)
-        value = result.values.get(self.best.config.metric)
+        metric = self.best.config.metric
+        self.monitor.evaluation("val", self.at, result, key=metric, best=is_best)
+        value = result.values.get(metric)
         self.schedule.after_validation(value)
         self.stage.after_validation(value)
         reason = self.best.reason_to_stop(value)
@@ -291,7 +310,8 @@ class Trainer:
         self.monitor.evaluation("eval", self.at, result)
         if self.rank.is_main:
             with warn_on_oserror("the evaluation's folder"):  # its numbers are in metrics.jsonl too
-                self.evaluator.write(self.paths.eval / f"epoch_{self.at.epoch:06d}", result, step=self.at.step)
+                folder = self.paths.eval / f"epoch_{self.at.epoch:06d}"
+                self.evaluator.write(folder, result, step=self.at.step)
 
     def run_evaluation(self, split: str, sets: Sequence[EvaluationLoader]) -> SplitResult | None:
         """Evaluate, with averaged weights if there are any. None without data, or after a signal."""
@@ -347,7 +367,9 @@ class Trainer:
         self.saver.finish(lambda: self.progress.signal or self.stop_signals.signal)
         for data in self.parts.data:
             data.close()
-        reason = signal.Signals(self.progress.signal).name if self.progress.signal else self.progress.stop_reason
+        reason = self.progress.stop_reason
+        if self.progress.signal:
+            reason = signal.Signals(self.progress.signal).name
         return Outcome(reason, self.at, exit_code(self.progress.signal))
 
     def restore(self) -> None:
@@ -370,17 +392,22 @@ class Trainer:
         if "stages" in state and self.stage.changes:  # first: an optimizer loads the state of its own parameters
             self.stage.load_state_dict(state["stages"])
             self.change_stage()
-        position, values, pending = self.state.load_state_dict(self.strategy.shard_state(state), path)
+        sharded = self.strategy.shard_state(state)
+        position, values, pending = self.state.load_state_dict(sharded, path)
         self.progress = TrainState(position, values, pending)
-        drops_last = self.stream.is_indexed and self.config.loader.drop_last  # what is too little for a step
-        least = self.stream.samples_per_step if drops_last else 1
-        at = resumed_position(self.at, self.stream.epoch_size, least)
+        least = 1  # samples that make a step
+        if self.stream.is_indexed and self.config.loader.drop_last:
+            least = self.stream.samples_per_step
+        at = resumed_position(position, self.stream.epoch_size, least)
         self.move_to(at)
-        self.saver.saved_step, self.saver.folder.source = at.step, path
+        self.saver.saved_step = at.step
+        self.saver.folder.source = path
         logger.info("resuming {} after epoch {}, sample {}, step {}", path, at.epoch, at.sample, at.step)
         logger.info("{}", report)
-        self.progress.stop_reason = "finished" if self.triggers.is_over(at) else ""
-        reason = self.best.reason_to_stop(self.progress.values.get(self.best.config.metric))
+        if self.triggers.is_over(at):
+            self.progress.stop_reason = "finished"
+        value = self.progress.values.get(self.best.config.metric)
+        reason = self.best.reason_to_stop(value)
         if reason:
             logger.info("this run stopped early here: {}; to continue training, change that setting", reason)
             self.progress.stop_reason = "early_stop"

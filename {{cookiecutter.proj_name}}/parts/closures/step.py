@@ -1,6 +1,6 @@
 """A step for optimizers whose `step(closure)` computes the loss again, such as LBFGS: docs/parts/closures.md."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -12,7 +12,7 @@ from common.data.loader import Step
 from common.distributed import sum_over_ranks
 from common.evaluation.loss import Losses
 from common.progress import Position
-from common.step import OptimizerStep, TaskUpdate
+from common.step import OptimizerStep, TaskUpdate, Weights
 
 
 class ClosureStep(OptimizerStep):
@@ -29,7 +29,7 @@ class ClosureStep(OptimizerStep):
         self.optimizer = _StandIn(self.step_with_closure)  # type: ignore[assignment]  # all that a step calls of it
         self.losses_here: list[Tensor] = []  # of the micro-batches of this process, since the last call of the closure
 
-    def gradients(self, update: TaskUpdate, step: Step, weights: Sequence[tuple[float, int]], at: Position) -> None:
+    def gradients(self, update: TaskUpdate, step: Step, weights: Weights, at: Position) -> None:
         """Leave it to the optimizer when, and how often, gradients are computed."""
         self.closure = partial(self.compute, update, step, weights, at)
 
@@ -38,7 +38,7 @@ class ClosureStep(OptimizerStep):
         self.with_closure.step(closure=self.closure)
         self.stay_together(again=False)
 
-    def compute(self, update: TaskUpdate, step: Step, weights: Sequence[tuple[float, int]], at: Position) -> Tensor:
+    def compute(self, update: TaskUpdate, step: Step, weights: Weights, at: Position) -> Tensor:
         """Compute gradients and the mean loss over all processes: the closure.
 
         The loss is the same to the last bit on every process, so all of them decide alike in a line search.

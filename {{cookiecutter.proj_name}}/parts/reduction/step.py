@@ -5,7 +5,7 @@ draws, from the buffers as they were before. Its results, gradients and changes 
 tree.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 from zlib import crc32
@@ -22,8 +22,7 @@ from common.distributed.buffers import buffers_unchanged, named_buffers
 from common.distributed.seed import mix, set_seed
 from common.optim import needs_closure
 from common.progress import Position
-from common.settings import RunConfig
-from common.step import OptimizerStep, TaskUpdate
+from common.step import OptimizerStep, TaskUpdate, Weights
 from parts.reduction.tree import Branches, add_leaf, leaves_here, sum_branches
 
 _DRAWS = 3  # distinguishes the keys of micro-batches from those of data
@@ -36,7 +35,6 @@ class FixedStep(OptimizerStep):
     may change no other buffers.
 
     Args:
-        seed: of the run.
         arguments: those of an `OptimizerStep`.
 
     Attributes:
@@ -48,9 +46,11 @@ class FixedStep(OptimizerStep):
 
     separate_micro_batches = True
 
-    def __init__(self, config: RunConfig, seed: int, *arguments: Any) -> None:
+    def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
-        self.seed, self.bucket_mb = seed, config.dist.bucket_mb
+        config = self.config
+        is_stream = not self.stream.is_indexed
+        self.bucket_mb = config.dist.bucket_mb
         here, rank = leaves_here(config.optim.accumulate, self.rank), self.rank.rank
         self._here = range(rank * here, (rank + 1) * here)  # the micro-batches of a step that this process computes
         self.changing = {
@@ -62,7 +62,7 @@ class FixedStep(OptimizerStep):
             "dist.sync_bn, whose statistics are of one micro-batch per process": config.dist.sync_bn,
             "prepare.compile, whose code depends on the shapes that a process saw": config.prepare.compile.enabled,
             "an optimizer that calls a closure": needs_closure(self.optimizer),
-            "a stream, shared among the processes: the dataset needs __len__ and __getitem__": self.sample is None,
+            "a stream, shared among the processes: the dataset needs __len__ and __getitem__": is_stream,
             "own_buffers, which differ between processes": bool(self.own_buffers),
             "a GPU without dist.deterministic strict": self.rank.device.type != "cpu"
             and config.dist.deterministic != "strict",
@@ -77,7 +77,7 @@ class FixedStep(OptimizerStep):
         self.draw(at.step, "", 0)  # what the task draws before its first micro-batch
         return super().__call__(step, at)
 
-    def gradients(self, update: TaskUpdate, step: Step, weights: Sequence[tuple[float, int]], at: Position) -> None:
+    def gradients(self, update: TaskUpdate, step: Step, weights: Weights, at: Position) -> None:
         self._step, self._numbers, self._branches = at.step, iter(self._here), Branches()
         # In a sum over processes, not an average. Dividing by a power of two rounds nothing.
         weights = [(weight / self.rank.world_size, count) for weight, count in weights]
