@@ -2,13 +2,17 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
+
+from loguru import logger
 
 from common.base.errors import error_context
 from common.distributed import Rank
-from common.progress import Interval
+from common.progress import Interval, Position
 from common.run_context import RunContext
 from common.task import Task
 from common.trainer import Trainer
+from parts.pictures.config import PicturesConfig
 from parts.pictures.gallery import Gallery
 
 
@@ -16,20 +20,30 @@ from parts.pictures.gallery import Gallery
 def around(run: RunContext, trainer: Trainer) -> Iterator[None]:
     """Draw samples of training steps: of the first after a start, every so often, and of the last."""
     gallery = trainer.evaluator.gallery
-    if isinstance(gallery, Gallery) and type(trainer.task).pictures is not Task.pictures:
+    if isinstance(gallery, Gallery):
         every = Interval.parse(gallery.config.every, "step")
-        drawn = -1  # how often the interval had passed at the last pictures
-
-        def after_step() -> None:
-            nonlocal drawn
-            passed = every.times_passed(trainer.at)
-            if passed > drawn or trainer.triggers.is_over(trainer.at):
-                drawn = passed
-                draw_training(trainer, gallery)
-
-        if every:
-            trainer.monitor.after_step.append(after_step)
+        if type(trainer.task).pictures is Task.pictures:
+            if gallery.config != PicturesConfig():
+                logger.info("pictures: none, since {} draws none: see Task.pictures", type(trainer.task).__name__)
+        elif every:
+            trainer.monitor.after_step.append(Draw(trainer, gallery, every))
     yield
+
+
+@dataclass
+class Draw:
+    """Draws samples after a step for which it is due. `last`: the position at the last look."""
+
+    trainer: Trainer
+    gallery: Gallery
+    every: Interval
+    last: Position | None = None
+
+    def __call__(self) -> None:
+        at = self.trainer.at
+        if self.last is None or self.every.is_due(self.last, at) or self.trainer.triggers.is_over(at):
+            draw_training(self.trainer, self.gallery)
+        self.last = at
 
 
 def draw_training(trainer: Trainer, gallery: Gallery) -> None:

@@ -14,7 +14,7 @@ from torch.nn.functional import cross_entropy
 
 from common.distributed import Rank
 from common.monitor.writer import Show
-from common.task import Picture
+from common.task import Picture, Task
 from parts.pictures.draw import draw
 from parts.pictures.gallery import Selection
 from tests.conftest import Runs
@@ -172,6 +172,18 @@ def test_pictures_on_disk(runs: Runs) -> None:
     for name in ("clean", "moved"):
         assert len(list((folder / "progress" / "val" / name).glob("*.png"))) == 2
         assert len(list((folder / "eval" / "epoch_000002" / name).glob("*.png"))) == 3
+
+
+class Plain(Classification):
+    """Draws nothing."""
+
+    pictures = Task.pictures
+
+
+def test_a_task_that_draws_nothing(runs: Runs) -> None:
+    """It is said at the start to who asks for pictures."""
+    folder = runs.train("--task", f"{{type: {HERE}.Plain}}", "--pictures.every", "4", "--progress.max_steps", "1")
+    assert "pictures: none, since Plain draws none" in (folder / "train.log").read_text()
 
 
 @pytest.mark.slow
