@@ -7,8 +7,7 @@ from torch.nn import functional
 
 from common.config import ConfigError
 from common.model.prepare import recompute_in_backward
-from common.optim.precision import PrecisionConfig, build_precision
-from parts.speed.flops import count_flops, peak_tflops
+from parts.speed.flops import count_flops
 from tests.conftest import Runs, load, metrics, same
 from tests.ranks import several
 from tests.samples import Classification
@@ -102,31 +101,6 @@ def test_compiled_modules_count_as_if_they_were_not() -> None:
     model.compile(backend="aot_eager")
     model(x)
     assert count_flops(lambda: model(x).sum().backward())["Global"] == 2 * 2 * 16 * 16
-
-
-@pytest.mark.parametrize(
-    ("device", "mode", "peak"),
-    [
-        ("NVIDIA H100 80GB HBM3", "bf16", 989), ("NVIDIA H100 PCIe", "fp16", 756), ("NVIDIA H200", "fp32", 66.9),
-        ("NVIDIA A100-SXM4-80GB", "bf16", 312), ("NVIDIA A10", "fp32", 31.2), ("NVIDIA A10G", "bf16", 0),
-        ("NVIDIA L40S", "bf16", 362), ("NVIDIA L4", "bf16", 121), ("Tesla V100-SXM2-32GB", "fp16", 125),
-        ("NVIDIA GH200 480GB", "bf16", 989), ("NVIDIA A100-SXM4-80GB", "fp64", 0), ("", "fp32", 0),
-    ],
-)  # fmt: skip
-def test_peaks(device: str, mode: str, peak: float) -> None:
-    """By the names that PyTorch gives, and never that of another device."""
-    assert peak_tflops(device, mode) == peak
-
-
-def test_tf32_has_a_peak_of_its_own() -> None:
-    """As `precision.tf32` sets it."""
-    before = torch.get_float32_matmul_precision()
-    try:
-        build_precision(PrecisionConfig(tf32=True), torch.device("cpu"))
-        assert peak_tflops("NVIDIA A100-SXM4-80GB", "fp32") == 156
-    finally:
-        torch.set_float32_matmul_precision(before)
-    assert peak_tflops("NVIDIA A100-SXM4-80GB", "fp32") == 19.5
 
 
 @pytest.mark.parametrize("clipped", [False, True])

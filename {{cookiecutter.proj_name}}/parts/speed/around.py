@@ -4,9 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from copy import deepcopy
 from functools import partial
-from typing import Any
 
-import torch
 from loguru import logger
 
 from common.distributed.buffers import buffers_unchanged
@@ -14,18 +12,16 @@ from common.distributed.seed import random_state_unchanged
 from common.monitor.clock import Timing
 from common.run_context import RunContext
 from common.trainer import Trainer
-from parts.speed.flops import count_flops, peak_tflops
+from parts.speed.config import SpeedConfig
+from parts.speed.flops import count_flops
 
 
 @contextmanager
 def around(run: RunContext, trainer: Trainer) -> Iterator[None]:
     """Add TFLOP/s and MFU to log lines, where they are known."""
-    config: Any = trainer.config
-    device = torch.cuda.get_device_name(run.rank.device) if run.rank.device.type == "cuda" else ""
-    peak = config.speed.peak_tflops or peak_tflops(device, trainer.strategy.precision.mode)
-    counts = config.speed.count_flops
-    if counts or (counts is None and peak):
-        trainer.monitor.measures.append(Speed(trainer, peak))
+    config: SpeedConfig = trainer.config.speed  # type: ignore[attr-defined]  # which this part adds
+    if config.count_flops or config.peak_tflops:
+        trainer.monitor.measures.append(Speed(trainer, config.peak_tflops))
     yield
 
 
@@ -33,10 +29,10 @@ class Speed:
     """The rate of a step's operations, which are counted at the first log line of a stage.
 
     Args:
-        peak: TFLOP/s that a device can do at most; 0: unknown.
+        peak: TFLOP/s that a device can do at most, if known.
     """
 
-    def __init__(self, trainer: Trainer, peak: float) -> None:
+    def __init__(self, trainer: Trainer, peak: float | None) -> None:
         self.trainer = trainer
         self.peak = peak
         self.flops = 0.0  # for each sample, or item that the task counts
@@ -51,7 +47,10 @@ class Speed:
             return {}
         rate = timing.items or timing.rate
         tflops = self.flops * rate / self.trainer.rank.world_size / 1e12
-        return {"tflops": tflops, "mfu": tflops / self.peak} if self.peak else {"tflops": tflops}
+        values = {"tflops": tflops}
+        if self.peak:
+            values["mfu"] = tflops / self.peak
+        return values
 
     def _count(self) -> float:
         """Count the operations of the latest step's updates, forward and backward, for each sample or item.

@@ -12,8 +12,10 @@ from common.config import section
 class SpeedConfig:
     """TFLOP/s and MFU, in log lines."""
 
-    count_flops: Annotated[bool | None, Field(description="by a trial pass; null: where the peak is known")] = None
-    peak_tflops: Annotated[float | None, Field(gt=0, description="of a device; null: by its data sheet")] = None
+    count_flops: Annotated[bool, Field(description="by a trial pass; also done where the peak is given")] = False
+    peak_tflops: Annotated[float | None, Field(gt=0, description="of a device, by its data sheet; null: no MFU")] = (
+        None
+    )
 
 
 @section

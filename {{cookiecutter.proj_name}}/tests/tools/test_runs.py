@@ -56,16 +56,13 @@ def rows_of(capsys: pytest.CaptureFixture[str], *words: str) -> list[dict[str, s
 def test_programs_get_every_digit(experiments: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """--csv has the numbers of metrics.jsonl."""
     sweep = experiments / "sweep"
-    slow, fast = rows_of(capsys, str(sweep), "--sort", "lr")
+    fast, slow = rows_of(capsys, str(sweep))
     assert (slow["run"], fast["run"], fast["state"], fast["optim.lr"]) == ("slow", "fast", "finished", "0.01")
     val = {each["step"]: each["values"] for each in metrics(sweep / "fast", "val")}
     assert fast["metric"] == "loss" and float(fast["best"]) == min(each["loss"] for each in val.values())
     assert float(fast["val.Accuracy"]) == val[int(fast["at"])]["Accuracy"]
     assert float(fast["eval.loss"]) == metrics(sweep / "fast", "eval")[-1]["values"]["loss"]
     assert (fast["step"], fast["epoch"]) == ("10", "2")
-    rows = rows_of(capsys, str(sweep), "--sort", "val.loss", "--reverse")
-    losses = [float(row["val.loss"]) for row in rows]
-    assert len(losses) == 2 and losses == sorted(losses, reverse=True)
 
 
 def test_different_metrics_are_not_compared(experiments: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -80,7 +77,7 @@ def test_different_metrics_are_not_compared(experiments: Path, capsys: pytest.Ca
     assert "best by Accuracy of other: other, " in output
     damaged = next(line for line in output.splitlines() if line.startswith("damaged"))
     assert "killed" in damaged and all(name in damaged for name in ("status.json", "config.yaml", "metrics.jsonl"))
-    assert [row["run"] for row in rows_of(capsys, str(experiments), "--sort", "val.Accuracy")][-1] == "damaged"
+    assert [row["run"] for row in rows_of(capsys, str(experiments))][-1] == "damaged"
 
 
 def test_different_data_are_not_compared(runs: Runs, capsys: pytest.CaptureFixture[str]) -> None:
@@ -118,8 +115,6 @@ def test_mistakes_have_one_clear_sentence(experiments: Path) -> None:
         tool.main([str(experiments / "notes")])
     with pytest.raises(UserError, match=r"there is no folder .*ntoes"):
         tool.main([str(experiments / "ntoes")])
-    with pytest.raises(UserError, match=r"--sort nope: choose one of: run, state, metric, best, .*val\.Accuracy"):
-        tool.main([str(experiments), "--sort", "nope"])
 
 
 def test_a_killed_run_is_not_running(experiments: Path, tmp_path: Path) -> None:

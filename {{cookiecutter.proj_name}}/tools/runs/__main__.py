@@ -58,19 +58,6 @@ def columns(rows: Sequence[Row], keys: Sequence[str]) -> list[str]:
     return [name for name in dict.fromkeys(ordered) if name in found]
 
 
-def sort_rows(rows: list[Row], by: str, names: Sequence[str], *, reverse: bool = False) -> list[Row]:
-    """Return the rows with rising values of a column; those without one last. Raises `UserError` for another name."""
-    keys = [name for name in names if by == name] or [name for name in names if name.endswith(f".{by}")]
-    if len(keys) != 1:
-        raise UserError(f"--sort {by}: choose one of: {', '.join(keys or names)}")
-    column = keys[0]
-    present = [row for row in rows if row.get(column) is not None and row[column] == row[column]]  # NaN: last
-    absent = [row for row in rows if row not in present]
-    is_text = any(not isinstance(row[column], (int, float)) for row in present)
-    present.sort(key=lambda row: str(row[column]) if is_text else row[column], reverse=reverse)
-    return present + absent
-
-
 def table(rows: Sequence[Row], names: Sequence[str]) -> str:
     """Return the rows as text."""
     short = compare.short_names(names)
@@ -103,8 +90,6 @@ def main(argv: list[str]) -> int:
     """Read the command line and the runs, and print them. Returns the exit code."""
     parser = argparse.ArgumentParser(prog="python -m tools.runs", description=(__doc__ or "").partition("\n\n")[2])
     parser.add_argument("folders", nargs="*", type=Path, metavar="FOLDER", help="default: experiments")
-    parser.add_argument("--sort", metavar="COLUMN", help="as in val.Accuracy, optim.lr, lr; default: the best first")
-    parser.add_argument("--reverse", action="store_true", help="the highest value first")
     parser.add_argument("--csv", action="store_true", help="all columns, in full precision")
     options = parser.parse_args(argv)
     runs = read(options.folders or [PROJECT / "experiments"])
@@ -113,8 +98,6 @@ def main(argv: list[str]) -> int:
     keys = compare.differing(runs)
     rows = [row_of(run, keys) for run in runs]
     names = columns(rows, keys)
-    if options.sort:
-        rows = sort_rows(rows, options.sort, names, reverse=options.reverse)
     if options.csv:
         write_csv(rows, names)
         return 0

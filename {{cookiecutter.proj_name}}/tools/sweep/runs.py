@@ -16,19 +16,15 @@ import torch
 
 from common.base.errors import UserError
 from common.base.process import available_cores, die_with_parent
-from common.checkpoint.resume import changes
+from common.checkpoint.resume import MEASURING, SAFE, changes
 from common.config import resolve
 from common.run.paths import PROJECT, RunPaths
 from common.run.status import FolderLock, read_status
 from tools.sweep.space import Trial
 from custom.config import Config
 
-# Settings that may change while a sweep is under way: its runs stay comparable.
-_FREE = (
-    "name", "allow_changes", "gpu_ids", "num_workers", "dir.*", "monitor.*", "profile.*", "pictures.*", "checkpoint.*",
-    "dist.timeout", "dist.launcher", "loader.pin_memory", "loader.prefetch", "loader.persistent", "loader.timeout",
-    "loader.start_method",
-)  # fmt: skip
+# Settings that may change while a sweep is under way: as at a resume, but for those that decide what a new run trains.
+_FREE = tuple({*SAFE} - {*MEASURING, "plugins", "init_*", "dist.processes"})
 _POLL_S = 0.1
 
 
