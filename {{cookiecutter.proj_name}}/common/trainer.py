@@ -2,7 +2,6 @@
 
 import signal
 from collections.abc import Sequence
-from functools import partial
 
 import torch
 from loguru import logger

@@ -38,10 +38,7 @@ begins with "$BASE: default.yaml", delete this one, and write it again: python -
 _PATHS = {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]}
 _BASE = {**_PATHS, "description": "file or files that this one is based on, relative to this file"}
 _REPLACE = {"type": "boolean", "description": "true: replace the base's section instead of merging with it"}
-_REFERENCE = {"type": "string", "pattern": r"\$\{"}
-# `0,1` in place of a list; of words, too, where a list has items of other kinds than numbers.
-_NUMBERS = {"type": "string", "pattern": r"^ *[-+.0-9e]+ *,( *[-+.0-9e]+ *(, *|$))*$"}
-_WORDS = {"type": "string", "pattern": ","}
+_TEXT = {"type": "string", "pattern": r"\$\{|,"}
 _IMPORT_PATH = {"type": "string", "pattern": r"[.:]|\$\{"}  # or a reference to another key
 
 
@@ -96,22 +93,8 @@ class _ForEditors(GenerateJsonSchema):
 
     def dataclass_schema(self, schema: Any) -> JsonSchemaValue:
         rule = super().dataclass_schema(schema)
-        properties = {name: _as_typed(item) for name, item in rule["properties"].items()} | {"$REPLACE": _REPLACE}
         kept = {name: item for name, item in rule.items() if name not in ("title", "required")}
-        return {**kept, "properties": properties}
-
-
-def _as_typed(rule: Rule) -> Rule:
-    """Return the rule of a key; where only text fits, it also accepts what is text as it is typed: `7`, `true`."""
-    if "items" in rule:
-        return {**rule, "items": _as_typed(rule["items"])}
-    kinds = rule.get("anyOf", [rule])
-    if any(kind.get("type") not in ("string", "null") or "enum" in kind or "const" in kind for kind in kinds):
-        lists = {"anyOf": [_as_typed(kind) if "items" in kind else kind for kind in kinds]}
-        return rule | lists if "anyOf" in rule else rule
-    if "anyOf" in rule:
-        return {**rule, "anyOf": [*kinds, {"type": ["number", "boolean"]}]}
-    return {**rule, "type": ["string", "number", "boolean"]}
+        return {**kept, "properties": {**rule["properties"], "$REPLACE": _REPLACE}}
 
 
 def json_schema(schema: type) -> Rule:
@@ -140,34 +123,39 @@ def _link(node: Any, rules: dict[Registry, Rule]) -> Any:
             return {"$ref": f"#/$defs/{registry.kind}"}
         node = {name: _link(item, rules) for name, item in node.items()}
         if isinstance(keys := node.get("properties"), Mapping):
-            node["properties"] = {name: _or_text(rule) for name, rule in keys.items()}
+            node["properties"] = {name: _as_written(rule) for name, rule in keys.items()}
         return node
     return [_link(item, rules) for item in node] if isinstance(node, list) else node
 
 
-def _or_text(rule: Rule) -> Rule:
-    """Return the rule of a key; where no text fits, it also accepts a reference to another key, `${optim.lr}`.
+def _as_written(rule: Rule) -> Rule:
+    """Return the rule of a key, as its values are written.
 
-    In place of a list, it accepts `0,1`.
+    Where only text fits, it also accepts `7` and `true`; where none does, a reference to another key, `${optim.lr}`,
+    and a list in one line, `0,1`.
     """
-    kinds = rule.get("anyOf", [rule])
-    if any(_takes_text(kind) for kind in kinds):
-        return rule
-    about: Rule = {name: rule[name] for name in ("default", "description") if name in rule}
-    texts = [_REFERENCE]
-    for kind in kinds:
-        if kind.get("type") == "array":
-            items = kind.get("items") or kind.get("prefixItems", [{}])[0]
-            texts.append(_NUMBERS if items.get("type") in ("integer", "number") else _WORDS)
-    if "anyOf" not in rule and len(texts) > 1:  # a list: a wrong item is underlined, not the whole list
-        return {"if": {"type": "string"}, "then": {"anyOf": texts}, "else": rule, **about}
-    kinds = [{name: item for name, item in kind.items() if name not in about} for kind in kinds]
-    return {"anyOf": [*kinds, *texts], **about}
+    about = {name: rule[name] for name in ("default", "description") if name in rule}
+    kinds = [_with_items(kind) for kind in rule.get("anyOf", [rule])]
+    if len(kinds) == 1:
+        [rule] = kinds
+    else:
+        rule = {**rule, "anyOf": kinds}
+    if not any(_takes_text(kind) for kind in kinds):
+        return {"if": {"type": "string"}, "then": {"anyOf": [rule, _TEXT]}, "else": rule, **about}
+    if all(kind == {"type": "null"} or (kind.get("type") == "string" and _takes_text(kind)) for kind in kinds):
+        return {"anyOf": [*kinds, {"type": ["number", "boolean"]}], **about}
+    return rule
 
 
-def _takes_text(kind: Rule) -> bool:
-    types = kind.get("type", "string")
-    return "enum" not in kind and "const" not in kind and ("string" in types or types == "object")
+def _with_items(rule: Rule) -> Rule:
+    if "items" in rule:
+        return {**rule, "items": _as_written(rule["items"])}
+    return rule
+
+
+def _takes_text(rule: Rule) -> bool:
+    kinds = rule.get("type", "string")
+    return "enum" not in rule and "const" not in rule and ("string" in kinds or kinds == "object")
 
 
 def _arguments(registry: Registry, target: Callable[..., Any]) -> Rule:

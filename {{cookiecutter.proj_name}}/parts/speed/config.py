@@ -13,9 +13,7 @@ class SpeedConfig:
     """TFLOP/s and MFU, in log lines."""
 
     count_flops: Annotated[bool, Field(description="by a trial pass; also done where the peak is given")] = False
-    peak_tflops: Annotated[float | None, Field(gt=0, description="of a device, by its data sheet; null: no MFU")] = (
-        None
-    )
+    peak_tflops: Annotated[float | None, Field(gt=0, description="of a device, by its data sheet; null: no MFU")] = None
 
 
 @section
