@@ -58,7 +58,9 @@ def gradient_norm(parameters: Sequence[Tensor], *, here: bool = False) -> Tensor
         if part.is_sparse:
             part = part.coalesce().values()
         parts.append(part)
-    norm = nn.utils.get_total_norm(parts)
+    norm = torch.zeros(())
+    if parts:  # as `nn.utils.get_total_norm`, whose search for other devices takes 20 us
+        norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(parts)))
     if sharded and not here:
         return norm_over_shards(norm, gradients[0])
     return norm
