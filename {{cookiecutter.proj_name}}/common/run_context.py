@@ -131,7 +131,7 @@ class RunContext:
     @property
     def needs_first_weights(self) -> bool:
         """Whether the weights that `init_from` names matter: no checkpoint has them all."""
-        if self.checkpoint is None or not self.config.checkpoint.frozen:
+        if self.checkpoint is None or not self.values["checkpoint"].get("frozen", True):
             return True
         return bool(self.checkpoint.state.get("frozen"))
 

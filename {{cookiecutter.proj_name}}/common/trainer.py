@@ -133,7 +133,6 @@ class Trainer:
                 "seed": run.seed,
                 "lengths": [self.total_steps, steps_per_epoch],
             },
-            keep_frozen=config.checkpoint.frozen,
         )
         self.begin_stage()
         set_seed(mix(run.seed, self.rank.rank))  # from here on, each rank draws different random numbers (dropout)

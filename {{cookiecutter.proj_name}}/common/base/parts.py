@@ -17,6 +17,7 @@ AVERAGE = "ema"
 
 KEYS = {
     "checkpoint.after_save": "after_save",
+    "checkpoint.frozen": "frozen",
     "dist.reduction": "reduction",
     "dist.shard_size": "fsdp",
     "dist.strategy": "fsdp",

@@ -27,7 +27,6 @@ class CheckpointConfig:
 
     keep: Annotated[int, Field(ge=0, description="numbered checkpoints to keep, the newest ones; 0: all")] = 3
     background: Annotated[bool, Field(description="write during training, from a copy in host memory (rank 0)")] = True
-    frozen: Annotated[bool, Field(description="false: omit what is not trained; a resume reloads its source")] = True
     failures: Annotated[int, Field(ge=1, description="failed saves in a row (full disk, ...) that end the run")] = 3
 
 

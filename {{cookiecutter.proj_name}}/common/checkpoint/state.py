@@ -11,9 +11,10 @@ from torch.nn.modules.batchnorm import _NormBase
 
 from common.base.errors import UserError
 from common.base.nested import map_leaves
+from common.base.parts import required
 from common.checkpoint.checksum import state_checksum
 from common.checkpoint.file import FORMAT
-from common.checkpoint.layout import Frozen, Layout, check_frozen, fit_buffers
+from common.checkpoint.layout import Layout, fit_buffers
 from common.checkpoint.weights import averaged_state_dict, load_weights
 from common.config.problem import join_names
 from common.distributed import Rank, gather_objects, gather_to_main, own_buffers
@@ -47,13 +48,15 @@ def load_task(
     Raises:
         UserError: the weights are another model's, or a frozen tensor has changed.
     """
-    weights = {**state["model"], **state["task"]}  # together: older files have the tensors of losses in `model`
+    weights = {**state["model"], **state["task"]}
     left_out = state["frozen"]
     fit_buffers(task, weights, empty)
     if average:
         weights = averaged_state_dict(weights, state)
     load_weights(task, weights, str(source), left_out)
-    check_frozen(task, left_out, str(source))
+    if left_out:
+        frozen = required("frozen", "tensors", f"{source} leaves out frozen tensors, which")
+        frozen.check_frozen(task, left_out, str(source))  # every process
 
 
 @dataclass
@@ -66,7 +69,6 @@ class RunState:
         states: everything else that is saved, by name.
         fingerprint: see `common.checkpoint.resume`.
         about: plain values (the config) stored in a checkpoint.
-        keep_frozen: save tensors that training never changes, too.
         user_states: parts that plugins registered.
     """
 
@@ -75,14 +77,16 @@ class RunState:
     rank: Rank
     fingerprint: Mapping[str, Any]
     about: Mapping[str, Any]
-    keep_frozen: bool = True
     user_states: dict[str, Stateful] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self._frozen = Frozen(self.task, kept=self.keep_frozen)
+        config = self.about["config"]
+        self._frozen: Any = None
+        if not config["checkpoint"].get("frozen", True):
+            self._frozen = required("frozen", "tensors", "checkpoint.frozen").Frozen(self.task)
         self.layout = Layout(self.task)
         self._warned = False
-        self._draws_alike = self.about["config"]["dist"].get("reduction") == "fixed"
+        self._draws_alike = config["dist"].get("reduction") == "fixed"
 
     def register(self, name: str, part: Stateful) -> None:
         """Save `part` with the run, for each rank if ranks differ. Raises `UserError` if the name is taken."""
@@ -101,31 +105,43 @@ class RunState:
         """
         self.layout.check()
         mine = random_state(self.rank.device)
-        tensors = self.task.state_dict()
-        frozen = self._frozen.to_leave_out()
+        frozen = {}
+        if self._frozen is not None:
+            frozen = self._frozen.to_leave_out()  # every process
         of_model = self.task.get_submodule("model").state_dict()
-        model = {name: tensors.pop(name) for name in of_model}  # what stays in `tensors` is the rest of the task
-        parts = {name: part.state_dict() for name, part in self.states.items()}
-        user = {name: part.state_dict() for name, part in self.user_states.items()}
+        model = {}
+        task = {}
+        for name, value in self.task.state_dict().items():
+            if name in frozen:
+                continue
+            if name in of_model:
+                model[name] = value
+            else:
+                task[name] = value
+        states = {name: each.state_dict() for name, each in self.states.items()}
+        user = {name: each.state_dict() for name, each in self.user_states.items()}
+        random = gather_to_main(mine, self.rank)  # every process
+        if self._draws_alike:  # with dist.reduction fixed, all ranks have the same, and each step seeds its own
+            random = random[:1]
+        classes = getattr(self.task, "classes", ())
         state = {
             "format": FORMAT,
             "position": at._asdict(),
             "values": dict(values),
             "owed": sorted(pending),  # this name in files only
-            "model": {name: value for name, value in model.items() if name not in frozen},
-            "task": {name: value for name, value in tensors.items() if name not in frozen},
+            "model": model,
+            "task": task,
             "frozen": frozen,
-            **parts,
+            **states,
             "user": user,
-            "ranks": self._state_of_ranks({**user, _DATA: parts.get(_DATA, {})}),
+            "ranks": self._state_of_ranks({**user, _DATA: states.get(_DATA, {})}),
             "differing": self.differing_buffers(),
             "unsaved": self.layout.lost_buffers(),
-            # With dist.reduction fixed, all ranks have the same, and each step seeds its own.
-            "random": gather_to_main(mine, self.rank)[: 1 if self._draws_alike else None],
+            "random": random,
             "fingerprint": dict(self.fingerprint),
-            "about": {**self.about, "classes": [str(name) for name in getattr(self.task, "classes", ())]},
+            "about": {**self.about, "classes": [str(name) for name in classes]},
         }
-        set_random_state(mine, self.rank.device)  # a part's state_dict may have drawn random numbers
+        set_random_state(mine, self.rank.device)  # a state_dict may have drawn random numbers
         return state
 
     def differing_buffers(self) -> list[str]:
@@ -134,19 +150,19 @@ class RunState:
         Statistics of norms may differ: only rank 0's are ever used. Every process must call this.
         """
         own = own_buffers(self.task)
-        undeclared = {
-            name: buffer
-            for name, module, _, buffer in named_buffers(self.task)
-            if name not in own and not isinstance(module, _NormBase)
-        }
-        names = self._differing(undeclared) if undeclared else []
+        undeclared = {}
+        for name, module, _, buffer in named_buffers(self.task):
+            if name not in own and not isinstance(module, _NormBase):
+                undeclared[name] = buffer
+        names = self._differing(undeclared)
         if names and not self._warned:
             self._warned = True
             logger.warning(
                 "buffers that differ between the processes: {}. Checkpoints and evaluations take rank 0's, and so does "
                 "each step, unless dist.broadcast_buffers is false: what the other processes added is lost. Exchange "
                 "them in after_step, or declare them in {}.own_buffers; see docs/task.md",
-                *(join_names(names), type(self.task).__name__),
+                join_names(names),
+                type(self.task).__name__,
             )
         return names
 
@@ -165,28 +181,32 @@ class RunState:
         """
         load_task(self.task, state, source, average=False, empty=self.layout.empty)
         mine = self._mine(state, source)
-        state = {**state, _DATA: mine["user"].get(_DATA, state.get(_DATA, {}))}
         user = {**state["user"], **mine["user"]}
-        user.pop(_DATA, None)
-        new = {name for name, part in self.states.items() if getattr(part, "may_be_new", False)}
-        missing = (self.states.keys() - state.keys() - new) | (self.user_states.keys() - user.keys())
+        states = dict(state)
+        if _DATA in user:
+            states[_DATA] = user.pop(_DATA)
+        missing = self.user_states.keys() - user.keys()
+        for name, each in self.states.items():
+            if name not in states and not getattr(each, "may_be_new", False):
+                missing.add(name)
         if missing:
             raise UserError(
                 f"{source} has no state of {', '.join(sorted(missing))}; only its weights can be used, not its state"
             )
-        if extra := user.keys() - self.user_states.keys():
+        extra = user.keys() - self.user_states.keys()
+        if extra:
             logger.warning("{} has state of {}, which nothing in this run registers", source, ", ".join(sorted(extra)))
         for name, _, _, buffer in named_buffers(self.task):
             if name in mine["buffers"]:
                 buffer.detach().copy_(mine["buffers"][name])
         at = Position(**state["position"])
-        for name, part in self.states.items():
+        for name, each in self.states.items():
             if not only or name in only:
-                part.load_state_dict(state.get(name, {}))
+                each.load_state_dict(states.get(name, {}))
         if only:
             return at, {}, set()
-        for name, part in self.user_states.items():
-            part.load_state_dict(user[name])
+        for name, each in self.user_states.items():
+            each.load_state_dict(user[name])
         random = state["random"]
         if len(random) == self.rank.world_size:
             set_random_state(random[self.rank.rank], self.rank.device)
@@ -208,30 +228,37 @@ class RunState:
         if not (names or buffers):
             return []
         state = {"buffers": buffers, "user": {name: user[name] for name in names if name in user}}
-        # Rank 0's own are not copies: in the file they are the same tensors as in the other parts.
+        # Rank 0's own are not copies: in the file they are the same tensors as in the other states.
         return [state, *gather_to_main(map_leaves(state, _in_host_memory), self.rank)[1:]]
 
-    def _differing(self, parts: Mapping[str, Any]) -> list[str]:
-        """Return the names of the parts that are not on every rank what they are on rank 0.
+    def _differing(self, states: Mapping[str, Any]) -> list[str]:
+        """Return the names of the states that are not on every rank what they are on rank 0.
 
         Every process must call this.
         """
-        if self.rank.is_single_process:
+        if self.rank.is_single_process or not states:
             return []
-        first, *others = gather_objects({name: state_checksum(part) for name, part in parts.items()}, self.rank)
-        return sorted({name for other in others for name in {**first, **other} if first.get(name) != other.get(name)})
+        checksums = {name: state_checksum(state) for name, state in states.items()}
+        everywhere = gather_objects(checksums, self.rank)
+        names = set()
+        for other in everywhere[1:]:
+            for name, _ in everywhere[0].items() ^ other.items():
+                names.add(name)
+        return sorted(names)
 
     def _mine(self, state: Mapping[str, Any], source: Path) -> dict[str, Any]:
         """Return the part of the checkpoint that belongs to this rank only."""
-        ranks = state.get("ranks") or []
-        if ranks and len(ranks) != self.rank.world_size:
-            names = sorted({name for state in ranks for part in state.values() for name in part})
+        ranks = state["ranks"]
+        if not ranks:
+            return {"buffers": {}, "user": {}}
+        if len(ranks) != self.rank.world_size:
+            names = ranks[0]["buffers"].keys() | ranks[0]["user"].keys()
             raise UserError(
-                f"{source} holds a state of its own for each of {len(ranks)} processes ({join_names(names)}), but this "
-                f"run has {self.rank.world_size}: use {len(ranks)} processes, or start a new run from the weights: "
-                "--progress.start_epoch 0 --name NEW"
+                f"{source} holds a state of its own for each of {len(ranks)} processes ({join_names(sorted(names))}), "
+                f"but this run has {self.rank.world_size}: use {len(ranks)} processes, or start a new run from the "
+                "weights: --progress.start_epoch 0 --name NEW"
             )
-        return ranks[self.rank.rank] if ranks else {"buffers": {}, "user": {}}
+        return ranks[self.rank.rank]
 
 
 def _in_host_memory(value: Any, path: tuple[Any, ...]) -> Any:

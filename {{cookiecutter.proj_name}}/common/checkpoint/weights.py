@@ -47,8 +47,11 @@ def load_weights(model: nn.Module, weights: Mapping[str, Any], source: str, left
     Raises:
         UserError: keys are missing, left over, or of another shape; the message lists which.
     """
-    expected = {name: value for name, value in model.state_dict().items() if name not in left_out}
-    if report := _misfits(expected, weights):
+    expected = model.state_dict()
+    for name in left_out:
+        expected.pop(name, None)
+    report = _misfits(expected, weights)
+    if report:
         kind = type(getattr(model, "model", model)).__name__
         lines = [f"{source} was made by a different model than {kind}:", *report]
         raise UserError("\n".join([*lines, "  Does model.* in the config describe the model that was trained?"]))
@@ -70,12 +73,18 @@ def init_weights(model: nn.Module, config: InitConfig, project: Path, rank: Rank
     if _is_address(config.path):
         path = _download(config.path, rank)
     weights = _select(_read_weights(path), config)
-    state = model.state_dict()
-    wanted = {key: value for key, value in state.items() if not any(fnmatchcase(key, glob) for glob in config.exclude)}
-    weights = {key: value for key, value in weights.items() if key in wanted or key not in state}
-    fitting = {key: value for key, value in weights.items() if key in wanted and not _differ(value, wanted[key])}
+    wanted = model.state_dict()
+    size = len(wanted)
+    for key in list(wanted):
+        if any(fnmatchcase(key, pattern) for pattern in config.exclude):
+            wanted.pop(key)
+            weights.pop(key, None)
+    fitting = {}
+    for key, value in weights.items():
+        if key in wanted and not _differ(value, wanted[key]):
+            fitting[key] = value
     misfits = _misfits(wanted, weights)
-    report = "\n".join([f"{len(fitting)} of {len(state)} entries of the model from {path}", *misfits])
+    report = "\n".join([f"{len(fitting)} of {size} entries of the model from {path}", *misfits])
     if not fitting:
         raise UserError(f"init_from: no key of the file fits the model; prefix and rename can change that\n{report}")
     if config.strict and misfits:
@@ -98,10 +107,9 @@ def _is_address(path: str) -> bool:
 
 def _download(address: str, rank: Rank) -> Path:
     """Return the file of a web address in torch's cache; the main process downloads it first, if it is not there."""
-    name = (
-        f"{crc32(address.encode()):08x}-{address.partition('?')[0].rpartition('/')[2]}"  # of two addresses, two files
-    )
-    path = Path(torch.hub.get_dir(), "checkpoints", name)
+    name = address.partition("?")[0].rpartition("/")[2]
+    number = crc32(address.encode())  # two addresses, two files
+    path = Path(torch.hub.get_dir(), "checkpoints", f"{number:08x}-{name}")
     with main_first(rank):
         if not path.exists():
             try:
@@ -142,22 +150,22 @@ def _differ(value: Any, expected: Any) -> bool:
 
 def _misfits(expected: Mapping[str, Any], weights: Mapping[str, Any]) -> list[str]:
     """Lines that list the keys that do not match, and how; empty if all match."""
+    others = []
+    for key, value in expected.items():
+        if key in weights and _differ(weights[key], value):
+            others.append(f"{key}: {tuple(weights[key].shape)} in the file, {tuple(value.shape)} in the model")
     kinds = {
         "missing in the file": [key for key in expected if key not in weights],
         "not in the model": [key for key in weights if key not in expected],
-        "of another shape": [
-            f"{key}: {tuple(weights[key].shape)} in the file, {tuple(expected[key].shape)} in the model"
-            for key in expected
-            if key in weights and _differ(weights[key], expected[key])
-        ],
+        "of another shape": others,
     }
     return [f"  {title} ({len(names)}): {join_names(names)}" for title, names in kinds.items() if names]
 
 
 def averaged_state_dict(model_state: Mapping[str, Any], checkpoint: Mapping[str, Any]) -> dict[str, Any]:
     """`model_state` with the averages that a checkpoint holds, in the model's dtypes; unchanged if there are none."""
-    shadow = checkpoint.get(AVERAGE, {}).get("shadow", {})
-    return {
-        name: shadow[name].to(value.dtype) if isinstance(value, Tensor) and name in shadow else value
-        for name, value in model_state.items()
-    }
+    averaged = dict(model_state)
+    for name, value in checkpoint.get(AVERAGE, {}).get("shadow", {}).items():
+        if name in averaged:
+            averaged[name] = value.to(averaged[name].dtype)
+    return averaged
