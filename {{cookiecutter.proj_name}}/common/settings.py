@@ -115,15 +115,10 @@ class RunConfig:
         if self.early_stop.patience and self.dataset.val is None:
             rule = "needs dataset.val: there is no validation to compare"
             yield Problem("early_stop.patience", self.early_stop.patience, rule)
-        scheduler = self.optim.lr_scheduler
         try:
-            mode = self.best_mode
+            self.best_mode  # noqa: B018 - raises
         except ConfigError as error:
             yield from error.problems
-            return
-        if scheduler.type == "plateau" and scheduler.mode != mode:
-            rule = f"plateau follows best.metric, and the best value of {self.best.metric} is its {mode}"
-            yield Problem("optim.lr_scheduler.mode", scheduler.mode, rule, f"set it to {mode}")
 
     @property
     def best_mode(self) -> Mode:

@@ -52,10 +52,17 @@ class WholeRun:
 
     def _schedule(self, config: OptimConfig, start: int, end: int | None, optimizer: Optimizer) -> Schedule:
         end = end or self._total
-        steps = None if end is None else end - start
-        cut = end == self._run.progress.max_steps
-        debug = self._run.debug.debug_mode
-        return build_schedule(config.lr_scheduler, optimizer, steps, self._steps_per_epoch, debug, cut)
+        steps = None
+        if end is not None:
+            steps = end - start
+        return build_schedule(
+            config.lr_scheduler,
+            optimizer,
+            steps,
+            self._steps_per_epoch,
+            mode=self._run.best_mode,
+            cut=self._run.debug.debug_mode or end == self._run.progress.max_steps,
+        )
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of the stage: nothing, if it is the only one."""
@@ -82,5 +89,7 @@ def in_stage(config: Config, number: int) -> Config:
 def build_stage(config: Any, total_steps: int | None, steps_per_epoch: int | None) -> WholeRun:
     """Fill the seat: with parts/stages, if this project has it and the run has stages."""
     stages = part("stages", "stages")
-    kind: type[WholeRun] = WholeRun if stages is None else stages.kind_of(config)
+    kind: type[WholeRun] = WholeRun
+    if stages is not None:
+        kind = stages.kind_of(config)
     return kind(config, total_steps, steps_per_epoch)

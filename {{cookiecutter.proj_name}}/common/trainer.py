@@ -153,11 +153,11 @@ class Trainer:
         object.__setattr__(self.task.loss, "at", position)  # as `Task.at`; nn.Module's own takes 2 us, in each step
 
     def change_stage(self) -> None:
-        """Begin another stage: its optimizer takes over what it can from the one before."""
+        """Begin another stage."""
         self.optimizer_step.updates.clear()  # frees their wrappers
-        self.begin_stage(self.optimizer)
+        self.begin_stage()
 
-    def begin_stage(self, earlier: Optimizer | None = None) -> None:
+    def begin_stage(self) -> None:
         """Build whatever depends on the settings of the current stage."""
         config: RunConfig = self.stage.config
         self.task.zero_grad()
@@ -167,7 +167,7 @@ class Trainer:
         self.strategy.freeze(config.prepare.freeze)
         self.parameters = [p for p in self.task.parameters() if p.requires_grad]
         groups = self.task.groups()
-        self.optimizer = build_optimizer(config.optim, self.task, groups, earlier)
+        self.optimizer = build_optimizer(config.optim, self.task, groups)
         self.average.follow(self.task, self.optimizer)
         self.schedule = self.stage.schedule(self.optimizer)
         self.state.states["optimizer"] = self.optimizer

@@ -60,7 +60,6 @@ def test_what_is_never_the_best() -> None:
         ([*SILENT, "--best.metric", "mine"], "set best.mode to min or max, or higher_is_better in the class"),
         ([*BOTH, "--best.metric", "mine.size"], "set best.mode to min or max"),
         ([*BOTH, "--best.metric", "mine.cost", "--best.mode", "max"], "lower values of mine.cost are better"),
-        (["--best.metric", "Accuracy", "--optim.lr_scheduler.type", "plateau"], "optim.lr_scheduler.mode"),
         (
             ["--loss.off", "{type: CrossEntropyLoss, weight: 0}", "--best.metric", "off"],
             "is neither a loss with a weight other than 0 nor a metric",
@@ -78,7 +77,7 @@ def test_a_direction_that_is_not_known_or_wrong(error_of: ErrorOf, words: list[s
         [*SILENT, "--best.metric", "mine", "--best.mode", "min"],
         [*BOTH, "--best.metric", "mine.cost"],
         [*BOTH, "--best.metric", "mine.gain", "--best.mode", "max"],
-        ["--best.metric", "Accuracy", "--optim.lr_scheduler", "{type: plateau, mode: max}"],
+        ["--best.metric", "Accuracy", "--optim.lr_scheduler.type", "plateau"],
     ],
 )
 def test_a_direction_that_is_known(runs: Runs, words: list[str]) -> None:

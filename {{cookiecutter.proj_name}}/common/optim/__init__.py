@@ -8,7 +8,8 @@ from pydantic import Field
 from common.base.parts import sections
 from common.config import section
 from common.optim.clip import Clip, ClipConfig
-from common.optim.optimizer import OptimizerConfig, build_optimizer, needs_closure
+from common.optim.groups import OptimizerConfig, needs_closure
+from common.optim.optimizer import build_optimizer
 from common.optim.schedule import LrSchedulerConfig, build_schedule
 
 __all__ = ["Clip", "OptimConfig", "build_optimizer", "build_schedule", "needs_closure"]

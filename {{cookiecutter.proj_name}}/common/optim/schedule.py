@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import field
 from functools import partial
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from loguru import logger
 from pydantic import Field
@@ -68,8 +68,12 @@ class Plateau:
         lr_gamma: float = 0.1,
         cooldown: Annotated[int, Field(ge=0)] = 0,
     ) -> None:
-        self._gamma, self._floor = lr_gamma, min_factor
-        self._patience, self._threshold, self._cooldown, self._mode = patience, threshold, cooldown, mode
+        self._floor = min_factor
+        self._patience = patience
+        self._threshold = threshold
+        self._mode = mode
+        self._gamma = lr_gamma
+        self._cooldown = cooldown
         self.state: dict[str, Any] = {"factor": 1.0, "best": None, "bad": 0, "cooldown": 0}
 
     def __call__(self, step: int) -> float:
@@ -84,20 +88,25 @@ class Plateau:
             raise UserError("optim.lr_scheduler.type plateau: this validation gave no value; configure a metric")
         state = self.state
         if self._is_better(value, state["best"]):
-            state["best"], state["bad"] = float(value), 0
+            state["best"] = float(value)
+            state["bad"] = 0
         else:
             state["bad"] += 1
         if state["cooldown"] > 0:
-            state["cooldown"], state["bad"] = state["cooldown"] - 1, 0
+            state["cooldown"] -= 1
+            state["bad"] = 0
         if state["bad"] > self._patience:
             state["factor"] = max(state["factor"] * self._gamma, self._floor)
-            state["cooldown"], state["bad"] = self._cooldown, 0
+            state["cooldown"] = self._cooldown
+            state["bad"] = 0
 
     def _is_better(self, value: float, best: float | None) -> bool:
         if best is None:
             return math.isfinite(value)
         # torch multiplies `best`, so for a negative `best` it counts a slightly worse value as progress.
-        gain = best - value if self._mode == "min" else value - best
+        gain = value - best
+        if self._mode == "min":
+            gain = -gain
         return gain > self._threshold * abs(best)
 
 
@@ -121,7 +130,6 @@ class LrSchedulerConfig:
     min_factor: Annotated[float, Field(ge=0.0, le=1.0, description="lowest factor of lr, after the warm-up")] = 0.0
     patience: Annotated[int, Field(ge=0, description="plateau: validations without progress before a drop")] = 10
     threshold: Annotated[float, Field(ge=0.0, description="plateau: relative change that counts as progress")] = 1e-4
-    mode: Annotated[Literal["min", "max"], Field(description="plateau: whether lower or higher is better")] = "min"
     args: Annotated[dict[str, Any], Field(description="its further arguments")] = field(default_factory=dict)
 
     def problems(self) -> Iterator[Problem]:
@@ -132,7 +140,8 @@ class LrSchedulerConfig:
             yield Problem("warmup", self.warmup, "must not be negative", "0 means none")
         if self.tmax is not None and not Interval.parse(self.tmax, "epoch"):
             yield Problem("tmax", self.tmax, "must be above 0; null means the end of the run")
-        if not self.lr_steps or not all(Interval.parse(step, "epoch") for step in self.lr_steps):
+        lengths = [Interval.parse(step, "epoch") for step in self.lr_steps]
+        if not lengths or not all(lengths):
             yield Problem("lr_steps", self.lr_steps, "needs at least one, and each above 0")
 
     def _argument_problems(self, target: Callable[..., Any]) -> Iterator[Problem]:
@@ -140,12 +149,11 @@ class LrSchedulerConfig:
             hint = "see --list schedules, or write custom/<name>_schedule.py; torch's do not fit here"
             yield Problem("type", self.type, "is not a function of the step", hint)
             return
-        ours = {"step", "steps", "milestones", *vars(self)}  # these do not come from `args`
+        ours = {"step", "steps", "milestones", "mode", *vars(self)}  # these do not come from `args`
         if "steps_per_epoch" not in self.args:
             ours.add("steps_per_epoch")
         provided = tuple(name for name in parameter_names(target) if name in ours)
-        label = f"{self.type} ({{}})".format
-        yield from check_arguments(target, self.args, "args", lambda: label(file_of(target)), provided)
+        yield from check_arguments(target, self.args, "args", lambda: f"{self.type} ({file_of(target)})", provided)
 
 
 class Schedule:
@@ -160,7 +168,9 @@ class Schedule:
     def __init__(self, optimizer: Optimizer, factor: Callable[[int], float], warmup: int, start: float) -> None:
         self._optimizer = optimizer
         self._factor = factor
-        self.plateau = factor if isinstance(factor, Plateau) else None
+        self.plateau: Plateau | None = None
+        if isinstance(factor, Plateau):
+            self.plateau = factor
         self._warmup = warmup
         self._start = start
         self._base = [float(group["lr"]) for group in optimizer.param_groups]
@@ -168,7 +178,9 @@ class Schedule:
     @property
     def code(self) -> Any:
         """The function or class that computes it."""
-        return self._factor.func if isinstance(self._factor, partial) else type(self._factor)
+        if isinstance(self._factor, partial):
+            return self._factor.func
+        return type(self._factor)
 
     def factor(self, step: int) -> float:
         """Return the factor at optimizer step `step`, counted from 0 over the whole run."""
@@ -190,7 +202,9 @@ class Schedule:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of a plateau schedule; any other is a function of the step and has none."""
-        return dict(self.plateau.state) if self.plateau else {}
+        if self.plateau is None:
+            return {}
+        return dict(self.plateau.state)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a saved state. A function of the step has none, needs none, and can replace any schedule."""
@@ -203,38 +217,38 @@ def build_schedule(
     optimizer: Optimizer,
     total_steps: int | None,
     steps_per_epoch: int | None,
-    debug: bool = False,
+    *,
+    mode: str = "min",
     cut: bool = False,
 ) -> Schedule:
     """Build the configured schedule over a run of `total_steps` optimizer steps; None for a run of unknown length.
 
-    `steps_per_epoch` is None for data without length. `debug`: the run is cut short for debugging, so a warm-up that
-    does not fit into it is shortened; `cut`: by progress.max_steps, which shortens one that the schedule would refuse.
+    `steps_per_epoch` is None for data without length. `mode`: min or max, what is better in best.metric. `cut`: the run
+    is cut short, by progress.max_steps or for debugging, so a warm-up that leaves no step to the schedule is shortened.
     Raises `UserError` if the schedule needs a number that is unknown.
     """
     warmup = _steps("warmup", config.warmup, steps_per_epoch)
     target = SCHEDULE_REGISTRY.get(config.type)
-    parameters = parameter_names(target)
-    shortens = config.tmax is None and (debug or (cut and "steps" in parameters))
-    if shortens and total_steps is not None and warmup >= total_steps:
-        logger.warning("the warm-up of {} steps is shortened, since this run has only {}", warmup, total_steps)
-        warmup = total_steps - 1
-    arguments = {key: value for key, value in vars(config).items() if key in parameters}
-    arguments |= fit_arguments(target, config.args)
-    if "milestones" in parameters:
-        arguments["milestones"] = [_steps("lr_steps", point, steps_per_epoch) - warmup for point in config.lr_steps]
-    if "steps_per_epoch" in parameters:
-        arguments = {"steps_per_epoch": steps_per_epoch, **arguments}
-    if "steps" in parameters:
+    known = {**vars(config), "mode": mode, "steps_per_epoch": steps_per_epoch}
+    if "steps" in parameter_names(target):
         end = _steps("tmax", config.tmax, steps_per_epoch) or total_steps
         if end is None:
             hint = 'set optim.lr_scheduler.tmax in steps, as in "10000step", or give the run progress.max_steps'
             raise UserError(f"optim.lr_scheduler.type {config.type}: the length of the run is unknown; {hint}")
+        if cut and config.tmax is None and end <= warmup:
+            logger.warning("the warm-up of {} steps is shortened, since this run has only {}", warmup, end)
+            warmup = end - 1
         if end <= warmup:
             rule = f"{config.type} is reached at step {end}, in a warm-up of {warmup}"
             raise UserError(f"optim.lr_scheduler: the end of {rule}; shorten the warm-up")
-        arguments["steps"] = end - warmup
-    factor = target(**arguments) if isinstance(target, type) else partial(target, **arguments)
+        known["steps"] = end - warmup
+    if "milestones" in parameter_names(target):
+        known["milestones"] = [_steps("lr_steps", point, steps_per_epoch) - warmup for point in config.lr_steps]
+    arguments = {name: known[name] for name in parameter_names(target) if name in known}
+    arguments |= fit_arguments(target, config.args)
+    factor = partial(target, **arguments)
+    if isinstance(target, type):
+        factor = target(**arguments)
     schedule = Schedule(optimizer, factor, warmup, config.warmup_factor)
     schedule.factor(0)  # rejects wrong arguments now, not in the first step
     return schedule

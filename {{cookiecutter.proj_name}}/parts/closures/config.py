@@ -5,7 +5,7 @@ from typing import Any
 
 from common.base.errors import UserError
 from common.config import Problem
-from common.optim.optimizer import needs_closure, optimizer_class
+from common.optim.groups import needs_closure, optimizer_class
 
 
 def problems(config: Any) -> Iterator[Problem]:

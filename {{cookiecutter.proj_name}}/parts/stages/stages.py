@@ -17,6 +17,8 @@ from common.config import ABSENT, ConfigError, Problem, overlaid
 from common.data.loader import BatchStream
 from common.evaluation.loss import measured_losses
 from common.model.prepare import check_patterns
+from common.optim.groups import needs_closure
+from common.optim.optimizer import own_values, parts_of
 from common.optim.schedule import Plateau, Schedule
 from common.progress import Interval, Position
 from common.stage import WholeRun
@@ -146,7 +148,9 @@ class Stages(WholeRun):
         stream = trainer.stream
         if not self.advance(trainer.at):
             return
+        before = trainer.optimizer
         trainer.change_stage()
+        take_over(trainer.optimizer, before)
         if trainer.stream is not stream:
             stream.close()
         news = [change.arrow for change in changes(settings, to_jsonable_python(self.config))]
@@ -207,6 +211,28 @@ class Stages(WholeRun):
     def _changes_data(self, number: int) -> bool:
         """Return whether the training data change at the end of a stage."""
         return any(stage.dataset for stage in self._run.stages[number : number + 2])
+
+
+def take_over(optimizer: Optimizer, before: Optimizer) -> None:
+    """Give an optimizer the state that the one before it has of parameters whose class and arguments are the same."""
+    if needs_closure(before):
+        return
+    varied = {"lr": None, "weight_decay": None}
+    old = {}
+    for part in parts_of(before):
+        kind = type(part), part.defaults | varied
+        for group in part.param_groups:
+            for parameter in group["params"]:
+                old[parameter] = kind, group
+    for part in parts_of(optimizer):
+        kind = type(part), part.defaults | varied
+        for group in part.param_groups:
+            kept = [parameter for parameter in group["params"] if parameter in old and old[parameter][0] == kind]
+            for parameter in kept:
+                if parameter in before.state:
+                    optimizer.state[parameter] = before.state[parameter]
+            if kept:
+                group.update(own_values(part, old[kept[0]][1]))
 
 
 def check_stages(config: Any, task: Task) -> None:

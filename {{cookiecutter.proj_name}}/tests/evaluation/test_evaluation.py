@@ -190,7 +190,7 @@ def test_named_sets_from_the_config_to_the_files(
     """Training, choosing the best by one of them, lines, numbers, evaluate.py, a resume."""
     folder = runs.train(
         "--config", named, "--progress.epoch_eval", "1", "--progress.init_eval", "true",
-        "--optim.lr_scheduler", "{type: plateau, mode: max, patience: 1}", "--early_stop.patience", "5",
+        "--optim.lr_scheduler", "{type: plateau, patience: 1}", "--early_stop.patience", "5",
         "--monitor.writers", "[tensorboard]",
     )  # fmt: skip
     log = (folder / "train.log").read_text()
