@@ -20,7 +20,7 @@ from common.base.files import atomic_file, output_file, unused_path
 from common.base.parts import required
 from common.base.text import plain
 from common.config.arguments import fit_arguments
-from common.config.problem import shown_path
+from common.config.problem import join_names, shown_path
 from common.config.registry import DATASET_REGISTRY
 from common.data.keyed import find_collate
 from common.data.loader import EvaluationLoader
@@ -32,7 +32,7 @@ from cli.trained import load_trained
 from library.data.files_below import FilesBelow
 
 _PRINTED = 20  # with more files, predictions are only written
-_SHOWN = 100  # files named in a message
+_SHOWN = 20  # files named in a message
 
 
 class Line(str):
@@ -63,7 +63,7 @@ class Predictor:
     def __call__(self, inputs: Iterable[str | Path]) -> list[dict[str, Any]]:
         """Return a row for each file; of a folder for all below it.
 
-        Raises `UserError` that counts unreadable files, and names up to a hundred of them.
+        Raises `UserError` that counts unreadable files, and names some of them.
         """
         files = find_files(inputs, self.trained.section()[1])
         rows, unreadable = list[dict[str, Any]](), list[str]()
@@ -71,7 +71,7 @@ class Predictor:
             rows += batch.rows
             unreadable += batch.unreadable
         if unreadable:
-            raise UserError(f"{len(unreadable)} of {len(files)} files cannot be read: {in_lines(unreadable)}")
+            raise UserError(f"{len(unreadable)} of {len(files)} files cannot be read: {join_names(unreadable, _SHOWN)}")
         return rows
 
     def run(self, files: list[str], *, pictures: bool = False) -> Iterator[Predicted]:
@@ -189,7 +189,7 @@ def find_files(inputs: Iterable[str | Path], section: Mapping[str, Any]) -> list
     names = [str(Path(path)) for path in inputs]
     suffixes, of_lines = getattr(reader, "suffixes", None), getattr(reader, "lines", False)
     if missing := [name for name in names if not (Path(name).exists() or (of_lines and name == "-"))]:
-        raise UserError(f"--input: there is no file or folder {in_lines(missing)}")
+        raise UserError(f"--input: there is no file or folder {join_names(missing)}")
 
     def files_of(path: Path) -> list[str]:
         below = FilesBelow(path)
@@ -221,14 +221,6 @@ def _lines(file: str) -> Iterator[Line]:
 def heading(file: str) -> dict[str, str]:
     """Return what a row begins with: the file, or a line's file, number and text."""
     return {"file": file.file, "text": str(file)} if isinstance(file, Line) else {"file": file}
-
-
-def in_lines(names: Sequence[str]) -> str:
-    """Return the names, one per line if there are several; the first hundred of very many."""
-    if len(names) == 1:
-        return names[0]
-    more = [f"... and {len(names) - _SHOWN} more"] if len(names) > _SHOWN else []
-    return "".join(f"\n  {name}" for name in [*names[:_SHOWN], *more])
 
 
 def rows_as_text(rows: list[dict[str, Any]]) -> bytes:
@@ -273,6 +265,6 @@ def main(argv: list[str]) -> int:
                     print(*map(brief, batch.rows), sep="\n")
                 bar.update(len(batch.rows) + len(batch.unreadable))
     if skipped:
-        logger.error("{} of {} files cannot be read: {}", len(skipped), len(files), in_lines(skipped))
+        logger.error("{} of {} files cannot be read: {}", len(skipped), len(files), join_names(skipped, _SHOWN))
     logger.info("{} predicted by {}: {}", done, shown_path(predictor.trained.path), shown_path(target))
     return int(bool(skipped))

@@ -134,7 +134,7 @@ def _as_written(rule: Rule) -> Rule:
     Where only text fits, it also accepts `7` and `true`; where none does, a reference to another key, `${optim.lr}`,
     and a list in one line, `0,1`.
     """
-    about = {name: rule[name] for name in ("default", "description") if name in rule}
+    about: Rule = {name: rule[name] for name in ("default", "description") if name in rule}
     kinds = [_with_items(kind) for kind in rule.get("anyOf", [rule])]
     if len(kinds) == 1:
         [rule] = kinds

@@ -83,12 +83,9 @@ def formats(trainer: Trainer) -> None:
     ("words", "exchanged", "output"),
     [
         ([], "float32", "float32"),
-        (["--prepare.fsdp.reduce_dtype", "bf16"], "bfloat16", "float32"),
-        (["--prepare.fsdp.output_dtype", "bf16"], "float32", "bfloat16"),
         (["--prepare.fsdp.param_dtype", "bf16"], "float32", "float32"),
-        (["--prepare.fsdp", "{param_dtype: bf16, reduce_dtype: bf16, output_dtype: bf16}"], "bfloat16", "bfloat16"),
     ],
-    ids=["own", "reduce", "output", "narrow", "all"],
+    ids=["own", "narrow"],
 )
 def test_number_formats(runs: Runs, words: list[str], exchanged: str, output: str) -> None:
     """Each option of FSDP's policy arrives; the weights that are kept have 32 bits all the same."""

@@ -17,7 +17,7 @@ from common.trainer import Trainer
 from parts.checks.class_counts import describe_classes, warn_of_empty_classes
 from parts.checks.first_batch import FirstBatch, warn_of_range
 from parts.checks.shared_samples import warn_of_shared_samples
-from parts.checks.slow_data import SlowDataAdvice, warn_of_busy_machine
+from parts.checks.slow_data import SlowDataAdvice
 
 
 @contextmanager
@@ -30,7 +30,7 @@ def around(run: RunContext, trainer: Trainer) -> Iterator[None]:
             classes = describe_classes(loader.dataset)
             if classes:
                 logger.info("{} data: {}", name, classes)
-        warn_of_shared_samples(loaders)
+        warn_of_shared_samples(loaders, trainer.read)
         for name, reading in trainer.read.items():
             lows = [seen.low for seen in reading.seen.values()]
             highs = [seen.high for seen in reading.seen.values()]
@@ -38,7 +38,6 @@ def around(run: RunContext, trainer: Trainer) -> Iterator[None]:
         if isinstance(trainer.stream, TrainStream):
             warn_of_single_samples(trainer.task, trainer.stream.plan)
             warn_of_empty_classes(trainer.stream.dataset)
-        warn_of_busy_machine(run.rank)
         trainer.evaluator.after_sanity_check.append(FirstBatch(trainer))
     trainer.monitor.after_log.append(SlowDataAdvice(trainer.config.num_workers, run.rank, trainer.at))
     yield

@@ -1,9 +1,7 @@
-"""Advice if training waits for its data, or for other programs."""
+"""Advice if training waits for its data."""
 
 import math
-import os
 
-import torch
 from loguru import logger
 
 from common.base.process import available_cores
@@ -51,15 +49,3 @@ def advice(timing: Timing, workers: int, processes: int = 1) -> str:
     if wanted <= workers:
         remedy = f"more workers would not help (now {workers}; this process has {has}): try less work per sample"
     return f"{timing.data:.0%} of the time is spent waiting for data; {remedy}, or keep it in memory"
-
-
-def warn_of_busy_machine(rank: Rank) -> None:
-    """Warn if other programs use all cores while this one computes with several threads, which wait for each other."""
-    threads, cores = torch.get_num_threads(), os.cpu_count() or 1
-    load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
-    if rank.device.type == "cpu" and threads > 1 and load > cores:
-        logger.warning(
-            "this machine is busy (load {:.1f} on {} cores), and each step waits for the slowest of its {} threads: "
-            "OMP_NUM_THREADS=1 may make it many times faster",
-            *(load, cores, threads),
-        )

@@ -31,14 +31,6 @@ class FsdpConfig:
         Literal["auto", "bf16", "own"],
         Field(description="format of computation; auto: bf16 with precision.mode bf16 and no batch norm, else own"),
     ] = "auto"
-    reduce_dtype: Annotated[
-        Literal["auto", "fp32", "bf16"],
-        Field(description="dtype in which gradients are reduced; auto: fp32 if param_dtype is bf16, else unchanged"),
-    ] = "auto"
-    output_dtype: Annotated[
-        Literal["auto", "fp32", "bf16"],
-        Field(description="format of the model's output; auto: fp32 if param_dtype is bf16, so that losses are exact"),
-    ] = "auto"
     cpu_offload: Annotated[bool, Field(description="keep weights and optimizer state in host memory: slow")] = False
 
 

@@ -25,8 +25,6 @@ from common.model.strategy import ModelHolder, Strategy
 from common.optim.precision import Precision
 from parts.fsdp.config import FsdpConfig, PrepareConfig
 
-_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
-
 
 class Sharded(Strategy):
     """Every weight is split along its first dimension; the weights of a block are gathered while it computes.
@@ -139,12 +137,10 @@ def _policy(config: FsdpConfig, precision: Precision, model: nn.Module) -> Mixed
         narrow = not has_norms
         if has_norms:
             logger.info("prepare.fsdp: the model has batch norm, so weights stay 32 bits, under autocast")
-    wide = torch.float32 if narrow else None
-    return MixedPrecisionPolicy(
-        param_dtype=torch.bfloat16 if narrow else None,
-        reduce_dtype=_DTYPES.get(config.reduce_dtype, wide),
-        output_dtype=_DTYPES.get(config.output_dtype, wide),
-    )
+    if not narrow:
+        return MixedPrecisionPolicy()
+    # Gradients are summed, and losses computed, in 32 bits.
+    return MixedPrecisionPolicy(torch.bfloat16, reduce_dtype=torch.float32, output_dtype=torch.float32)
 
 
 def _like(live: Any, value: Any) -> Any:
