@@ -121,7 +121,7 @@ def test_the_device_is_set_before_the_group(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_an_apple_gpu_is_one_device_without_pinned_memory_and_64_bits(monkeypatch: pytest.MonkeyPatch) -> None:
     """gpu_ids: mps, with a torch that reports one; what it computes is unproven: there is none here."""
-    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
+    monkeypatch.setattr(torch.mps, "device_count", lambda: 1)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     rank = find_rank("mps", DistConfig(), {})
     assert (str(rank.device), rank.is_single_process) == ("mps:0", True)
@@ -136,7 +136,7 @@ def test_an_apple_gpu_is_one_device_without_pinned_memory_and_64_bits(monkeypatc
     drawn = torch.rand(3, generator=generator)
     set_random_state(state, rank.device)
     assert torch.equal(torch.rand(3, generator=generator), drawn)
-    with pytest.raises(UserError, match="no CUDA device; use --gpu_ids -1 for the CPU, or mps for the Apple GPU"):
+    with pytest.raises(UserError, match="no CUDA device; --gpu_ids -1 is the CPU, mps an Apple GPU"):
         find_rank(0, DistConfig(), {})
     with pytest.raises(UserError, match=r"mps names 1 device.*wants 2 process"):
         spawn("mps", DistConfig(processes=2), [])
@@ -144,5 +144,5 @@ def test_an_apple_gpu_is_one_device_without_pinned_memory_and_64_bits(monkeypatc
 
 @pytest.mark.skipif(torch.backends.mps.is_available(), reason="this computer has an Apple GPU")
 def test_an_apple_gpu_that_does_not_exist(runs: Runs) -> None:
-    with pytest.raises(UserError, match="gpu_ids: mps: PyTorch finds no MPS device; use --gpu_ids -1 for the CPU"):
+    with pytest.raises(UserError, match="gpu_ids: mps: PyTorch finds no MPS device; --gpu_ids -1 is the CPU"):
         runs.train("--gpu_ids", "mps")

@@ -229,15 +229,15 @@ def wrapped_as_asked(trainer: Trainer) -> None:
     """What torch's own wrapper says about its options."""
     model = trainer.optimizer_step.updates["all"].model
     assert isinstance(model, nn.parallel.DistributedDataParallel)
-    asked = (model.gradient_as_bucket_view, model.broadcast_buffers, model.static_graph, model.bucket_bytes_cap)
-    assert asked == (False, False, True, 2 * 1024 * 1024)
+    asked = (model.broadcast_buffers, model.static_graph, model.bucket_bytes_cap)
+    assert asked == (False, True, 2 * 1024 * 1024)
 
 
 @pytest.mark.slow
 def test_options_of_ddp(runs: Runs) -> None:
     """Each option of the config arrives, and the run trains with it."""
-    options = ["--dist.gradient_as_bucket_view", "false", "--dist.broadcast_buffers", "false"]
-    options += ["--dist.static_graph", "true", "--dist.bucket_mb", "2", "--optim.accumulate", "2"]
+    options = ["--dist.broadcast_buffers", "false", "--dist.static_graph", "true", "--dist.bucket_mb", "2"]
+    options += ["--optim.accumulate", "2"]
     words = [*TOWER, *options, "--plugins", "[engine.model.test_parallel:wrapped_as_asked]"]
     several(runs, 2, runs.words(*words))
     assert load(runs.root / "run")["position"]["epoch"] == 1

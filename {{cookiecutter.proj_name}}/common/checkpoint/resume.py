@@ -171,8 +171,7 @@ SAFE = (
     "dataset.eval.*", *safe_keys(),
     "loader.pin_memory", "loader.prefetch", "loader.persistent", "loader.timeout", "loader.start_method",
     "dist.timeout", "dist.launcher", "dist.processes", "dist.cudnn_benchmark", "dist.distributed_backend",
-    "dist.gradient_as_bucket_view", "prepare.activation_checkpointing",
-    "prepare.compile.*", "prepare.channels_last",
+    "prepare.activation_checkpointing", "prepare.compile.*", "prepare.channels_last",
 )  # fmt: skip
 # Together these determine the samples of one optimizer step; see `accept_changes`.
 _BATCH = ("batch_size", "optim.accumulate")

@@ -24,28 +24,29 @@ def own_buffers(model: nn.Module) -> set[str]:
     Raises:
         UserError: a name or pattern, relative to its module, matches no buffer.
     """
-    own = set[str]()
+    own: set[str] = set()
     for above, module in model.named_modules():
         patterns = getattr(module, "own_buffers", ())
         if patterns:
-            names = [name for name, _ in module.named_buffers()]
-            matched = match_names(patterns, names, f"{type(module).__name__}.own_buffers")
-            own |= {f"{above}.{name}".removeprefix(".") for name in matched}
+            names = list(dict(module.named_buffers()))
+            for name in match_names(patterns, names, f"{type(module).__name__}.own_buffers"):
+                own.add(f"{above}.{name}".removeprefix("."))
     return own
 
 
 def keep_buffers(model: nn.Module, only: Collection[str] | None = None) -> Callable[[], None]:
     """Return a function that restores the buffers of `model`, or `only` those: the same tensors, the same values."""
-    kept = [
-        (module, attribute, buffer, buffer.detach().clone())
-        for name, module, attribute, buffer in named_buffers(model)
-        if only is None or name in only
-    ]
+    kept = []
+    for name, module, attribute, buffer in named_buffers(model):
+        if only is None or name in only:
+            copy = buffer.detach().clone()
+            kept.append((module, attribute, buffer, copy))
 
     @torch.no_grad()
     def restore() -> None:
-        for module, attribute, buffer, before in kept:
-            setattr(module, attribute, buffer.copy_(before))
+        for module, attribute, buffer, copy in kept:
+            buffer.copy_(copy)
+            setattr(module, attribute, buffer)
 
     return restore
 

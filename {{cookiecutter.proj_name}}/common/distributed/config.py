@@ -32,9 +32,6 @@ class DistConfig:
     find_unused_parameters: Annotated[bool, Field(description="DDP: allow parameters that get no gradient")] = False
     static_graph: Annotated[bool, Field(description="DDP: assume that the graph never changes")] = False
     bucket_mb: Annotated[float, Field(gt=0, description="DDP: size of a gradient bucket in MB")] = 25.0
-    gradient_as_bucket_view: Annotated[
-        bool, Field(description="DDP: gradients are views of the buckets, which saves a copy")
-    ] = True
     broadcast_buffers: Annotated[
         bool, Field(description="train with rank 0's buffers (batch norm statistics), except own_buffers")
     ] = True

@@ -23,12 +23,6 @@ def has_streams(device: torch.device) -> bool:
     return device.type not in ("cpu", "mps")
 
 
-def _kind() -> str:
-    """Return the kind of device that a number in `gpu_ids` means. An Apple GPU must be asked for by name."""
-    found = torch.accelerator.current_accelerator()
-    return "cuda" if found is None or found.type == "mps" else found.type
-
-
 def find_rank(gpu_ids: GpuIds, config: DistConfig, environment: Mapping[str, str] = os.environ) -> Rank:
     """Determine this process' `Rank` from the launcher's variables and the requested devices. Starts nothing.
 
@@ -46,49 +40,55 @@ def find_rank(gpu_ids: GpuIds, config: DistConfig, environment: Mapping[str, str
             f"dist.processes: {config.processes}, but {rank.launcher} started {rank.local_world} on this host; leave "
             "dist.processes out: only --dist.launcher spawn starts them here"
         )
-    # Slurm may give each task its own GPU, visible as number 0; if they share one, NCCL fails with a duplicate GPU.
-    own_gpu = rank.launcher == "slurm" and rank.local_world > 1 and torch.get_device_module(_kind()).device_count() == 1
-    device = host_devices(gpu_ids, rank.local_world, own_gpu)[rank.local_rank]
+    device = host_devices(gpu_ids, rank.local_world, rank.launcher)[rank.local_rank]
     backend: str = config.distributed_backend
     if backend == "nccl" and device.type != "cuda":
         raise UserError("dist.distributed_backend: nccl needs CUDA devices; use gloo or auto with --gpu_ids -1")
-    if backend == "auto":
+    if rank.is_single_process:
+        backend = ""
+    elif backend == "auto":
         backend = dist.get_default_backend_for_device(device)
+    launched_as: tuple[str, ...] = ()
+    if "SLURM_JOB_ID" in environment:
+        launched_as = (f"job {environment['SLURM_JOB_ID']}",)
     return replace(
         rank,
         device=device,
-        backend="" if rank.is_single_process else backend,
+        backend=backend,
         restarted=environment.get("SLURM_RESTART_COUNT", "0") != "0",
-        launched_as=(f"job {environment['SLURM_JOB_ID']}",) if "SLURM_JOB_ID" in environment else (),
+        launched_as=launched_as,
     )
 
 
-def host_devices(gpu_ids: GpuIds, processes: int | None, own_gpu: bool = False) -> list[torch.device]:
+def host_devices(gpu_ids: GpuIds, processes: int | None, launcher: str = "") -> list[torch.device]:
     """Return the devices of this host's processes, one each.
 
     Args:
         processes: how many; None: one per GPU, or one on the CPU.
-        own_gpu: each process sees only its own GPU.
 
     Raises:
         UserError: a device does not exist, or the number of devices is not `processes`.
     """
     if gpu_ids in (-1, [-1]):
         return [torch.device("cpu")] * (processes or 1)
-    if own_gpu:
-        return [torch.device(_kind(), 0)] * (processes or 1)
-    has_mps = torch.backends.mps.is_available()
-    kind = "mps" if gpu_ids == "mps" else _kind()
-    count = int(has_mps) if kind == "mps" else torch.get_device_module(kind).device_count()
+    kind = "mps"
+    if gpu_ids != "mps":
+        kind = _numbered_kind()
+    count = torch.get_device_module(kind).device_count()
     if count == 0:
-        other = ", or mps for the Apple GPU" if has_mps else ""
         raise UserError(
-            f"gpu_ids: {gpu_ids}: PyTorch finds no {kind.upper()} device; use --gpu_ids -1 for the CPU{other}"
+            f"gpu_ids: {gpu_ids}: PyTorch finds no {kind.upper()} device; --gpu_ids -1 is the CPU, mps an Apple GPU"
         )
-    listed = gpu_ids if isinstance(gpu_ids, list) else [gpu_ids]
-    wanted = list(range(count)) if isinstance(gpu_ids, str) else listed
-    numbers = [number for number in wanted if isinstance(number, int) and number >= 0]
-    if not wanted or len(set(numbers)) < len(wanted):
+    # Slurm may give each task its own GPU, visible as number 0; if they share one, NCCL fails with a duplicate GPU.
+    if launcher == "slurm" and count == 1 and processes is not None and processes > 1:
+        return [torch.device(kind, 0)] * processes
+    if isinstance(gpu_ids, str):
+        numbers = list(range(count))
+    elif isinstance(gpu_ids, int):
+        numbers = [gpu_ids]
+    else:
+        numbers = gpu_ids
+    if not numbers or min(numbers) < 0 or len(set(numbers)) < len(numbers):
         raise UserError(f'gpu_ids: {gpu_ids} is neither -1 (CPU), "all", "mps", nor a list of different device numbers')
     if max(numbers) >= count:
         raise UserError(f"gpu_ids: {gpu_ids}: there is no device {max(numbers)}, only {count} (0 to {count - 1})")
@@ -100,8 +100,19 @@ def host_devices(gpu_ids: GpuIds, processes: int | None, own_gpu: bool = False) 
     return [torch.device(kind, number) for number in numbers]
 
 
+def _numbered_kind() -> str:
+    """Return the kind of device that a number in `gpu_ids` means. An Apple GPU must be asked for by name."""
+    found = torch.accelerator.current_accelerator()
+    if found is None or found.type == "mps":
+        return "cuda"
+    return found.type
+
+
 def set_up_process(config: DistConfig, rank: Rank) -> None:
-    """Set the device, determinism, cuDNN and threads, from the config and the number of processes."""
+    """Set the device, determinism, cuDNN and threads, from the config and the number of processes.
+
+    PyTorch would start a thread for each core of the host, in each of its processes.
+    """
     if config.deterministic != "off":
         # cuBLAS reads this when it starts, so it must be set before the first CUDA call.
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
@@ -109,22 +120,19 @@ def set_up_process(config: DistConfig, rank: Rank) -> None:
     if has_streams(rank.device):
         torch.accelerator.set_device_index(rank.device)  # what waits, draws or counts memory means this one
     torch.backends.cudnn.benchmark = config.cudnn_benchmark and config.deterministic == "off"
-    if config.is_fixed and "OMP_NUM_THREADS" not in os.environ:
+    if "OMP_NUM_THREADS" in os.environ:
+        return
+    if config.is_fixed:
         torch.set_num_threads(1)  # the last bits of a sum depend on this number, which no other may decide
-    elif "OMP_NUM_THREADS" not in os.environ:
-        set_threads(rank)
-
-
-def set_threads(rank: Rank) -> None:
-    """Let each of several processes have as many threads as it has cores; PyTorch would start one for each core of the
-    host. A process alone has PyTorch's number, one for each physical core, but not more than its CPU quota."""
-    if not rank.is_single_process:
+    elif not rank.is_single_process:
         torch.set_num_threads(cores(rank.local_world, os.environ))
-    elif available_cores() < torch.get_num_threads():
+    elif available_cores() < torch.get_num_threads():  # a CPU quota
         torch.set_num_threads(available_cores())
 
 
 def cores(local_world: int, environment: Mapping[str, str]) -> int:
     """Cores for each process on this host: Slurm's allocation per task if set, else an equal share."""
     promised = environment.get("SLURM_CPUS_PER_TASK", "")
-    return int(promised) if promised.isdigit() else max(1, available_cores() // local_world)
+    if promised.isdigit():
+        return int(promised)
+    return max(1, available_cores() // local_world)

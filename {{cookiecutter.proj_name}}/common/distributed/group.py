@@ -43,19 +43,24 @@ def start(rank: Rank, config: DistConfig) -> Rank:
     store = _open_store(rank, config.timeout)
     # Every start by the same torchrun reads the name that the first one wrote to its store.
     name = store.compare_set("name", "", secrets.token_hex(8)).decode()
-    gather = _open_round if rank.is_main else _join_round
-    round_number = gather(store, rank, config.timeout)
+    if rank.is_main:
+        round_number = _open_round(store, rank, config.timeout)
+    else:
+        round_number = _join_round(store, rank, config.timeout)
     launched_as = (*rank.launched_as, f"store {name}")
     rank = replace(rank, restarted=rank.restarted or round_number > 1, launched_as=launched_as)
     if rank.is_single_process:  # a single process under torchrun
         return rank
+    device_id = None
+    if rank.backend == "nccl":
+        device_id = rank.device
     dist.init_process_group(
         rank.backend,
         store=PrefixStore(f"round {round_number}", store),
         rank=rank.rank,
         world_size=rank.world_size,
         timeout=timeout,
-        device_id=rank.device if rank.backend == "nccl" else None,
+        device_id=device_id,
     )
     return replace(rank, control=dist.new_group(backend="gloo", timeout=timeout))
 
@@ -83,8 +88,10 @@ def code_of(project: Path = PROJECT) -> dict[str, str]:
 
     Tests are left out. Takes 5 ms for the hundred files of a new project.
     """
-    packages = [file.parent for file in project.glob("*/__init__.py") if file.parent.name != "tests"]
-    files = [*project.glob("*.py"), *(file for package in packages for file in package.rglob("*.py"))]
+    files = list(project.glob("*.py"))
+    for package in project.glob("*/__init__.py"):
+        if package.parent.name != "tests":
+            files += package.parent.rglob("*.py")
     checksums = {}
     for file in sorted(files):
         with suppress(OSError):  # such as an editor's dangling link
@@ -94,44 +101,46 @@ def code_of(project: Path = PROJECT) -> dict[str, str]:
 
 def check_same(values: Mapping[str, Any], rank: Rank, complaint: str) -> None:
     """Reject a process whose values differ from rank 0's; the error lists them. Every process must call this."""
-    first, *others = [flat(values_of_rank) for values_of_rank in gather_objects(dict(values), rank)]
+    first, *others = gather_objects(flat(values), rank)
     for number, other in enumerate(others, 1):
-        lines = [
-            f"  {key}: {first.get(key)!r} on rank 0, {other.get(key)!r} on rank {number}"
-            for key in {**first, **other}
-            if first.get(key) != other.get(key)
-        ]
+        lines = []
+        for key in {**first, **other}:
+            if first.get(key) != other.get(key):
+                lines.append(f"  {key}: {first.get(key)!r} on rank 0, {other.get(key)!r} on rank {number}")
+        if len(lines) > _MAX_SHOWN:
+            lines[_MAX_SHOWN:] = [f"  and {len(lines) - _MAX_SHOWN} more"]
         if lines:
-            more = f"\n  and {len(lines) - _MAX_SHOWN} more" if len(lines) > _MAX_SHOWN else ""
-            raise UserError("\n".join([f"rank {number} {complaint}:", *lines[:_MAX_SHOWN]]) + more)
+            raise UserError("\n".join([f"rank {number} {complaint}:", *lines]))
 
 
 def _open_store(rank: Rank, timeout: int) -> Store:
     """Connect to the store of rank 0 or of the launcher; rank 0 opens its own."""
-    serves = rank.is_main and not rank.launcher_hosts_store
     warning = threading.Timer(_REPORT_AFTER_S, _warn_of_missing, ("0", rank, timeout))
     warning.daemon = True
+    serves = rank.is_main and not rank.launcher_hosts_store
+    action = "listen"
+    if not serves:
+        action = "reach rank 0"
+        warning.start()
     try:
         socket.getaddrinfo(rank.address, rank.port)  # torch would retry an unknown host name until the timeout
-        if not serves:
-            warning.start()
         limit = timedelta(seconds=timeout)
         return TCPStore(rank.address, rank.port, is_master=serves, timeout=limit, wait_for_workers=False)
     except (OSError, dist.DistError) as error:
         reason = str(error).splitlines()[0]
+        raise UserError(
+            f"rank {rank.rank} could not {action} at {rank.address}:{rank.port} in {timeout} s (MASTER_ADDR, "
+            f"MASTER_PORT, dist.timeout): {reason}; {ALONE}"
+        ) from error
     finally:
         warning.cancel()
-    raise UserError(
-        f"rank {rank.rank} could not {'listen' if serves else 'reach rank 0'} at {rank.address}:{rank.port} in "
-        f"{timeout} s (MASTER_ADDR, MASTER_PORT, dist.timeout): {reason}; {ALONE}"
-    )
 
 
 def _warn_of_missing(missing: str, rank: Rank, timeout: int) -> None:
     """Log which ranks this process waits for: a user who meant to start one need not wait for the timeout."""
     logger.warning(
-        "rank {} is waiting at {}:{} for rank {} of {}, for up to {} s (dist.timeout); {}",
-        *(rank.rank, rank.address, rank.port, missing, rank.world_size, timeout, ALONE),
+        f"rank {rank.rank} is waiting at {rank.address}:{rank.port} for rank {missing} of {rank.world_size}, for up to "
+        f"{timeout} s (dist.timeout); {ALONE}"
     )
 
 
@@ -146,18 +155,18 @@ def _open_round(store: Store, main: Rank, timeout: int) -> int:
     keys = [f"here/{number}/{rank}" for rank in range(main.world_size)]
     store.set(keys[0], "")
     store.set("open", str(number))
-    is_reported = False
+    report_at = began + _REPORT_AFTER_S
     while not store.check(keys):
         time.sleep(_POLL_S)
-        waited = time.monotonic() - began
         missing = ", ".join(str(rank) for rank, key in enumerate(keys) if not store.check([key]))
-        if waited > timeout:
+        now = time.monotonic()
+        if now > began + timeout:
             raise UserError(
                 f"rank {missing} of {main.world_size} did not arrive at {main.address}:{main.port} in {timeout} s "
                 f"(dist.timeout); is it running, and can it reach this host? {ALONE}"
             )
-        if waited > _REPORT_AFTER_S and not is_reported:
-            is_reported = True
+        if now > report_at:
+            report_at = float("inf")
             _warn_of_missing(missing, main, timeout)
     store.set("open", "")
     store.set(f"complete/{number}", "")
@@ -174,7 +183,7 @@ def _join_round(store: Store, rank: Rank, timeout: int) -> int:
                 raise UserError(f"rank 0 did not find all {rank.world_size} processes, see its message")
             number = store.get("open").decode() or number
             store.set(f"here/{number}/{rank.rank}", "")
-            time.sleep(max(_POLL_S, _POLL_EACH_S * rank.world_size))
+            time.sleep(_POLL_S + _POLL_EACH_S * rank.world_size)
     except dist.DistError as error:
         raise UserError(f"rank 0 ended while the processes were gathering: {error}") from error
     return int(number)

@@ -96,7 +96,8 @@ def read_launch(environment: Environment, launcher: str = "auto") -> Rank | None
             )
         return rank
     # Under Slurm, srun may start one torchrun or mpirun helper per node, whose variables then take precedence.
-    rank, slurm = _from_torchrun(environment) or _from_mpi(environment), _from_slurm(environment)
+    rank = _from_torchrun(environment) or _from_mpi(environment)
+    slurm = _from_slurm(environment)
     if rank and slurm and rank.parent is None and (rank.rank, rank.world_size) != (slurm.rank, slurm.world_size):
         raise UserError(
             f"RANK={rank.rank} and WORLD_SIZE={rank.world_size} contradict SLURM_PROCID={slurm.rank} of "
@@ -105,19 +106,20 @@ def read_launch(environment: Environment, launcher: str = "auto") -> Rank | None
         )
     rank = rank or slurm
     # Variables of a single process say nothing, unless torchrun has started it, which may start it again.
-    is_alone = rank is None or (rank.is_single_process and (rank.launcher != "torchrun" or rank.parent is None))
-    return None if is_alone else rank
+    if rank and rank.is_single_process and (rank.launcher != "torchrun" or rank.parent is None):
+        return None
+    return rank
 
 
 def _from_torchrun(environment: Environment) -> Rank | None:
     """torchrun's variables, which `spawn` sets too, and which can be set by hand."""
-    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
-    if environment.keys().isdisjoint(names):
+    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+    if environment.keys().isdisjoint(names[:3]):
         return None
-    rank = _place({"LOCAL_WORLD_SIZE": environment.get("WORLD_SIZE", ""), **environment}, "torchrun", names)
+    on_one_host = {"LOCAL_WORLD_SIZE": environment.get("WORLD_SIZE", "")}
+    rank = _place({**on_one_host, **environment}, "torchrun", names)
     if SPAWNED in environment:
-        (starter,) = _numbers(environment, "spawn", [SPAWNED])
-        return replace(rank, launcher="spawn", launcher_hosts_store=True, parent=starter)
+        return replace(rank, launcher="spawn", launcher_hosts_store=True, parent=int(environment[SPAWNED]))
     if "TORCHELASTIC_RUN_ID" not in environment:  # set by hand, in a shell that may end before the run does
         return replace(rank, parent=None)
     return replace(rank, launcher_hosts_store=environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True")
@@ -127,30 +129,37 @@ def _from_slurm(environment: Environment) -> Rank | None:
     """Return a task of `srun`. A batch job's shell has most of these variables too, but no numeric step id."""
     if not environment.get("SLURM_STEP_ID", "").isdigit() or "SLURM_PROCID" not in environment:
         return None
-    # "2(x3),1": two tasks on each of three nodes, then one.
-    counts = re.findall(r"(\d+)(?:\(x(\d+)\))?", environment.get("SLURM_STEP_TASKS_PER_NODE", ""))
-    tasks = [count for count, nodes in counts for _ in range(int(nodes or 1))]
-    (node,) = _numbers(environment, "slurm", ["SLURM_NODEID"])
-    # Where all tasks share a host, its name is not needed. The first of "rack[1-2]n[03-04],login" is rack1n03.
-    first_host = re.sub(r"\[(\d+)[^\]]*\]", r"\1", environment.get("SLURM_STEP_NODELIST", "")).split(",")[0]
+    tasks: list[str] = []  # on each node; "2(x3),1": two on each of three nodes, then one
+    for count, nodes in re.findall(r"(\d+)(?:\(x(\d+)\))?", environment.get("SLURM_STEP_TASKS_PER_NODE", "")):
+        tasks += [count] * int(nodes or 1)
+    [node] = _numbers(environment, "slurm", ["SLURM_NODEID"])
+    if node < len(tasks):
+        environment = {**environment, "LOCAL_WORLD_SIZE": tasks[node]}
+    address = "127.0.0.1"
+    if len(tasks) != 1:
+        # The first of "rack[1-2]n[03-04],login" is rack1n03.
+        hosts = re.sub(r"\[(\d+)[^\]]*\]", r"\1", environment.get("SLURM_STEP_NODELIST", ""))
+        address = hosts.split(",")[0]
     return _place(
-        {**environment, "LOCAL_WORLD_SIZE": tasks[node] if node < len(tasks) else ""},
+        environment,
         "slurm",
-        ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID"),
-        "127.0.0.1" if len(tasks) == 1 else first_host,
+        ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "LOCAL_WORLD_SIZE"),
+        address,
         [environment.get(f"SLURM_{name}", "") for name in ("JOB_ID", "ARRAY_TASK_ID", "STEP_ID", "RESTART_COUNT")],
     )
 
 
 def _from_mpi(environment: Environment) -> Rank | None:
     """Open MPI, MPICH and its derivatives. They only start the processes; torch does the communication."""
-    names = next((names for names in _MPI if names[0] in environment), None)
-    # Slurm sets the first two of MPICH's variables for its own tasks.
-    if names is None or (names[3] not in environment and "SLURM_JOB_ID" in environment):
-        return None
-    # On one host: the same for all processes of one mpirun, and hardly ever for those of two.
-    job = environment.get("PMIX_NAMESPACE") or str(os.getppid())
-    return _place(environment, "mpi", names, job=[job])
+    for names in _MPI:
+        if names[0] not in environment:
+            continue
+        if names[3] not in environment and "SLURM_JOB_ID" in environment:
+            return None  # Slurm sets the first two of MPICH's variables for its own tasks
+        # On one host: the same for all processes of one mpirun, and hardly ever for those of two.
+        job = environment.get("PMIX_NAMESPACE") or str(os.getppid())
+        return _place(environment, "mpi", names, job=[job])
+    return None
 
 
 def _place(
@@ -161,17 +170,17 @@ def _place(
     job: Sequence[str] = (),
 ) -> Rank:
     """Args:
-    names: the variables of the rank, the number of processes, the rank on this host, and the number of processes
-        there; by default, the last one is LOCAL_WORLD_SIZE.
+    names: the variables of the rank, the number of processes, the rank on this host, the number of processes there.
     address: of rank 0, if MASTER_ADDR is not set.
     job: identifies this job, to choose a port if MASTER_PORT is not set; the same in all its processes.
     """
-    names = [*names, "LOCAL_WORLD_SIZE"][:4]
-    if environment.get(names[1]) == "1":  # then the others say nothing
-        environment = {**dict(zip(names, "0101", strict=True)), "MASTER_PORT": "0", **environment}
-    if job:  # a port below the kernel's ephemeral ones
-        environment = {"MASTER_PORT": str(10000 + zlib.crc32("/".join(job).encode()) % 20000), **environment}
-    rank, world_size, local_rank, local_world, port = _numbers(environment, launcher, [*names, "MASTER_PORT"])
+    values = dict(environment)
+    if values.get(names[1]) == "1":  # then the others say nothing
+        values = {names[0]: "0", names[2]: "0", names[3]: "1", "MASTER_PORT": "0", **values}
+    elif job:  # a port below the kernel's ephemeral ones
+        port = 10000 + zlib.crc32("/".join(job).encode()) % 20000
+        values.setdefault("MASTER_PORT", str(port))
+    rank, world_size, local_rank, local_world, port = _numbers(values, launcher, [*names, "MASTER_PORT"])
     if not (0 <= rank < world_size and 0 <= local_rank < local_world):
         raise UserError(
             f"{names[0]}={rank} of {names[1]}={world_size}, or {names[2]}={local_rank} of {names[3]}={local_world}, "
@@ -183,7 +192,7 @@ def _place(
         local_rank=local_rank,
         launcher=launcher,
         local_world=local_world,
-        address=environment.get("MASTER_ADDR", address),
+        address=values.get("MASTER_ADDR", address),
         port=port,
         parent=os.getppid(),
     )
@@ -191,15 +200,21 @@ def _place(
 
 def _numbers(environment: Environment, launcher: str, names: Sequence[str]) -> list[int]:
     """Read variables that `launcher` sets. Raises `UserError`, with all that are not integers."""
-    wrong = [name for name in names if not environment.get(name, "").lstrip("-").isdigit()]
-    if not wrong:
-        return [int(environment[name]) for name in names]
-    said = ", ".join(f"{name} {environment.get(name, '')!r}" for name in wrong)
-    raise UserError(
-        f"{said}: with the other variables of {launcher}, this should be an integer; which program started this "
-        "process? If it starts one process on each machine (Kubeflow), set LOCAL_RANK=0 and LOCAL_WORLD_SIZE=1; "
-        f"{ALONE}"
-    )
+    numbers: list[int] = []
+    wrong: list[str] = []
+    for name in names:
+        text = environment.get(name, "")
+        if text.lstrip("-").isdigit():
+            numbers.append(int(text))
+        else:
+            wrong.append(f"{name} {text!r}")
+    if wrong:
+        raise UserError(
+            f"{', '.join(wrong)}: with the other variables of {launcher}, this should be an integer; which program "
+            "started this process? If it starts one process on each machine (Kubeflow), set LOCAL_RANK=0 and "
+            f"LOCAL_WORLD_SIZE=1; {ALONE}"
+        )
+    return numbers
 
 
 _READERS = {"spawn": _from_torchrun, "torchrun": _from_torchrun, "mpi": _from_mpi, "slurm": _from_slurm}

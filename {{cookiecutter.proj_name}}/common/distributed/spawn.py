@@ -9,9 +9,8 @@ import time
 from collections.abc import Sequence
 from datetime import timedelta
 
-from torch.distributed import DistError, TCPStore  # type: ignore[attr-defined]
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-from common.base.errors import UserError
 from common.distributed.config import DistConfig
 from common.distributed.devices import GpuIds, host_devices
 from common.distributed.launch import SPAWNED, read_launch
@@ -39,15 +38,8 @@ def spawn(gpu_ids: GpuIds, config: DistConfig, argv: Sequence[str]) -> int | Non
     # On a free port; it outlives rank 0. A socket of ours, as PyTorch's own would listen on every address of the host.
     server = socket.create_server(("127.0.0.1", 0))
     host, port = server.getsockname()
-    limit, listening = timedelta(seconds=config.timeout), server.detach()
-    try:
-        store = TCPStore(host, port, None, True, limit, wait_for_workers=False, master_listen_fd=listening)
-    except DistError as error:
-        reason = str(error).splitlines()[0]
-        raise UserError(
-            f"this host does not reach itself at {host}:{port} in {config.timeout} s (dist.timeout): {reason}; is its "
-            "loopback interface up (ip link set lo up)?"
-        ) from error
+    limit = timedelta(seconds=config.timeout)
+    store = TCPStore(host, port, None, True, limit, wait_for_workers=False, master_listen_fd=server.detach())
     shared = {
         **os.environ,
         SPAWNED: str(os.getpid()),
@@ -59,12 +51,14 @@ def spawn(gpu_ids: GpuIds, config: DistConfig, argv: Sequence[str]) -> int | Non
     command = [sys.executable, *subprocess._args_from_interpreter_flags(), *argv]  # type: ignore[attr-defined]
     children: list[subprocess.Popen[bytes]] = []
     arrived: list[int] = []  # signals not yet forwarded to the processes
-    # nohup ignores SIGHUP, and the processes should too.
-    numbers = [number for number in _FORWARDED if signal.getsignal(number) != signal.SIG_IGN]
-    before = {number: signal.signal(number, lambda number, frame: arrived.append(number)) for number in numbers}
+    before = {}
+    for number in _FORWARDED:
+        if signal.getsignal(number) != signal.SIG_IGN:  # nohup ignores SIGHUP, and the processes should too
+            before[number] = signal.signal(number, lambda number, frame: arrived.append(number))
     try:
         for rank in range(count):
-            children.append(subprocess.Popen(command, env={**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)}))
+            environment = {**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)}
+            children.append(subprocess.Popen(command, env=environment))
         return _wait(children, arrived)
     finally:
         for child in children:
@@ -83,7 +77,9 @@ def _exit_code(child: "subprocess.Popen[bytes]") -> int | None:
     ended = os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     if ended is None:
         return None
-    return ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status
+    if ended.si_code == os.CLD_EXITED:
+        return ended.si_status
+    return -ended.si_status
 
 
 def _wait(children: Sequence["subprocess.Popen[bytes]"], arrived: list[int]) -> int:
@@ -93,21 +89,26 @@ def _wait(children: Sequence["subprocess.Popen[bytes]"], arrived: list[int]) -> 
         The exit code of the run: that of the process that failed first.
     """
     codes: list[int | None] = [None]
-    first = 0
+    failed: int | None = None  # the rank
     until = float("inf")
     while None in codes and time.monotonic() < until:
         time.sleep(_POLL_S)
         codes = [_exit_code(child) for child in children]
-        if any(codes) and until == float("inf"):
-            first = next(rank for rank, code in enumerate(codes) if code)
-            until = time.monotonic() + _GRACE_S
+        for rank, code in enumerate(codes):
+            if code and failed is None:
+                failed = rank
+                until = time.monotonic() + _GRACE_S
         while arrived:  # the terminal sends Ctrl-C to the processes as well; two within a second count as one
             number = arrived.pop(0)
             for child in children:
                 child.send_signal(number)  # does nothing if it has ended
-    code = codes[first] or 0
-    if code >= 0:
+    if failed is None:
+        return 0
+    code = codes[failed] or 0
+    if code > 0:
         return code
-    hint = "; did the machine run out of memory (see dmesg)?" if -code == signal.SIGKILL else ""
-    print(f"error: rank {first} was ended by {signal.Signals(-code).name}{hint}", file=sys.stderr)
+    hint = ""
+    if -code == signal.SIGKILL:
+        hint = "; did the machine run out of memory (see dmesg)?"
+    print(f"error: rank {failed} was ended by {signal.Signals(-code).name}{hint}", file=sys.stderr)
     return 128 - code

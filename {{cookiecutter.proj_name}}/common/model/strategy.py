@@ -120,7 +120,7 @@ class Replicated(Strategy):
             find_unused_parameters=config.find_unused_parameters,
             static_graph=config.static_graph,
             bucket_cap_mb=config.bucket_mb,
-            gradient_as_bucket_view=config.gradient_as_bucket_view,
+            gradient_as_bucket_view=True,
         )
         wrapped.broadcast_buffers = config.broadcast_buffers  # the argument's name depends on PyTorch's version
         return wrapped
