@@ -71,14 +71,9 @@ def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     sys.modules.pop("far", None)
 
 
-def test_a_wrong_annotation_of_another_package_warns(
-    runs: Runs, config: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    """With the line of the value; it is passed as it is. Transforms inside others are built, dtypes are found."""
-    log = (runs.train("--config", str(config), "--progress.max_steps", "1") / "train.log").read_text()
-    for key, line in (("transforms[0].transforms[1].value = 'random'", 9), ("transforms[1].value = [0.1]", 10)):
-        assert f"dataset.train.{key}  ({config}:{line})" in log
-    assert log.count("must be a number: an argument of far.Erase") == 2
+def test_a_wrong_annotation_of_another_package(runs: Runs, config: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """The value is passed as it is. Transforms inside others are built, dtypes are found."""
+    runs.train("--config", str(config), "--progress.max_steps", "1")
     shown = capfd.readouterr().out
     assert "a picture is torch.float64" in shown and "a picture is torch.float32" in shown
 

@@ -4,18 +4,17 @@ import inspect
 import json
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from pydantic import PydanticUserError, TypeAdapter, ValidationError
 
+from common.base.files import PROJECT
 from common.config.problem import ABSENT, Problem, rule_of, suggestion
 from common.config.schema import admits, members, run_checks
 from common.config.source import list_items, scalar
 
-_PROJECT = Path(__file__).resolve().parents[2]
-_AS_IT_IS = "it is passed unchanged, since annotations of other packages can be too narrow"
 _NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
 
@@ -33,7 +32,7 @@ def check_arguments(
 
     `label` names the target in messages; it is called only for a message, since finding a line is slow.
     `others`: further valid keys of the section, for suggestions. `strict`: a value of another type than the annotation
-    is refused; otherwise this is a warning, since annotations of other packages are often narrower than what they take.
+    is refused; annotations of other packages are often narrower than what they take.
     """
     named, takes_any = parameters(target)
     for name, value in given.items():
@@ -43,7 +42,8 @@ def check_arguments(
         elif name in named:
             yield from _check_one(named[name], value, f"{key}.{name}", label, strict)
         elif not takes_any:
-            hint = suggestion(name, [*(word for word in named if word not in provided), *others], "valid arguments")
+            valid = [word for word in named if word not in provided]
+            hint = suggestion(name, [*valid, *others], "valid arguments")
             yield Problem(f"{key}.{name}", value, f"is not an argument of {label()}", hint, is_unknown=True)
     for name, parameter in named.items():
         if parameter.default is parameter.empty and name not in given and name not in provided:
@@ -61,15 +61,19 @@ def fit_arguments(target: Callable[..., Any], given: Mapping[str, Any]) -> dict[
     named, _ = parameters(target)
     fitted = dict(given)
     for name in given.keys() & named.keys():
-        with suppress(ValidationError) if is_foreign(target) else nullcontext():
+        try:
             fitted[name] = _fit(named[name], given[name])
+        except ValidationError:
+            if not is_foreign(target):
+                raise
     return fitted
 
 
 def is_foreign(target: Callable[..., Any]) -> bool:
     """Return whether `target` is defined outside the project: in an installed package, or in none."""
-    file = getattr(sys.modules.get(getattr(target, "__module__", None) or ""), "__file__", None) or "/"
-    return "site-packages" in file or not Path(file).resolve().is_relative_to(_PROJECT)
+    module = sys.modules.get(str(getattr(target, "__module__", None)))
+    file = getattr(module, "__file__", None) or "/"
+    return "site-packages" in file or not Path(file).resolve().is_relative_to(PROJECT)
 
 
 def parameter_names(target: Callable[..., Any]) -> tuple[str, ...]:
@@ -81,9 +85,10 @@ def parameters(target: Callable[..., Any]) -> tuple[dict[str, inspect.Parameter]
     """Parameters that can be given by name, and whether any other name is accepted too."""
     for eval_str in (True, False):  # annotations that only a type checker can resolve stay text
         with suppress(Exception):
-            signature = inspect.signature(target, eval_str=eval_str).parameters.values()
-            takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in signature)
-            return {parameter.name: parameter for parameter in signature if parameter.kind in _NAMED}, takes_any
+            signature = inspect.signature(target, eval_str=eval_str).parameters
+            named = {name: parameter for name, parameter in signature.items() if parameter.kind in _NAMED}
+            takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in signature.values())
+            return named, takes_any
     return {}, True  # written in C: no signature
 
 
@@ -93,18 +98,19 @@ def _check_one(
     kinds = [getattr(member, "__name__", "") for member in members(parameter.annotation)]
     if isinstance(value, str) and "dtype" in kinds and "str" not in kinds and not _dtype(value):
         yield Problem(key, value, f"must be a dtype such as torch.float32: an argument of {label()}")
+    if not strict:
         return
     try:
         _fit(parameter, value)
     except ValidationError as error:
         rule = rule_of(error.errors(include_url=False))
-        hint = "" if strict else _AS_IT_IS
+        hint = ""
         if isinstance(value, (bool, int, float)) and admits(parameter.annotation, str):
             hint = "put it in quotes"
-        yield Problem(key, value, f"{rule}: an argument of {label()}", hint, warns=not strict)
-    else:
-        if value is not None:
-            yield from run_checks(parameter.annotation, value, key)
+        yield Problem(key, value, f"{rule}: an argument of {label()}", hint)
+        return
+    if value is not None:
+        yield from run_checks(parameter.annotation, value, key)
 
 
 def _fit(parameter: inspect.Parameter, value: Any) -> Any:
@@ -118,15 +124,21 @@ def _fit(parameter: inspect.Parameter, value: Any) -> Any:
     if isinstance(value, str) and value.startswith("torch.") and not admits(annotation, str):
         return _dtype(value) or value
     if isinstance(value, str):
-        wanted = list if isinstance(parameter.default, (list, tuple)) else annotation
-        value = [scalar(item) for item in list_items(value, wanted)] or value
+        wanted = annotation
+        if isinstance(parameter.default, (list, tuple)):
+            wanted = list
+        items = list_items(value, wanted)
+        if items:
+            value = [scalar(item) for item in items]
     if annotation is inspect.Parameter.empty or isinstance(annotation, str):
         return value
     try:
         fitted = TypeAdapter(annotation).validate_json(json.dumps(value), strict=True)
     except (PydanticUserError, NameError, TypeError, AttributeError):  # such as a name in quotes inside of a type
         return value
-    return value if isinstance(fitted, Iterator) else fitted  # for Iterable, pydantic gives a one-pass iterator
+    if isinstance(fitted, Iterator):  # for Iterable, pydantic gives a one-pass iterator
+        return value
+    return fitted
 
 
 def _dtype(text: str) -> Any:
@@ -134,4 +146,6 @@ def _dtype(text: str) -> Any:
     import torch  # only here: programs that show runs read configs without it
 
     dtype = getattr(torch, text.removeprefix("torch."), None)
-    return dtype if isinstance(dtype, torch.dtype) else None
+    if isinstance(dtype, torch.dtype):
+        return dtype
+    return None

@@ -6,10 +6,9 @@ checks attached to fields and `problems` of each section, can still run, and no 
 
 import dataclasses
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import reduce
-from itertools import takewhile
 from operator import getitem
 from typing import Any, TypeVar
 
@@ -17,45 +16,47 @@ from pydantic import TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
 
 from common.base.parts import installed, needs, part_of
-from common.config.problem import ABSENT, DEFAULT, ConfigError, Problem, join, overlapping, rule_of
+from common.config.problem import ABSENT, DEFAULT, ConfigError, Problem, is_within, join, rule_of
 from common.config.schema import child, run_checks, section_of, suggest
 from common.config.source import Node, by_key, plain
 
 T = TypeVar("T")
 
 
-def check(schema: type[T], tree: Node, problems: list[Problem]) -> tuple[T, dict[str, str], list[Problem]]:
-    """Return the configuration, where each key of it was written, and warnings. Raises `ConfigError` with all problems.
+def check(schema: type[T], tree: Node, problems: Sequence[Problem] = ()) -> tuple[T, dict[str, str]]:
+    """Return the configuration, and where each key of it was written. Raises `ConfigError` with all problems.
 
     `problems`: those found earlier. Further problems of the same keys follow from them, and are omitted.
     """
     values = plain(tree)
     mistakes = list(problems)
-
-    def add(more: Iterable[Problem]) -> None:
-        known = [problem.key for problem in mistakes if problem.key and not problem.warns]
-        for new in more:
-            if new not in mistakes and not overlapping([new.key], known):
-                mistakes.append(new)
-
     adapter = TypeAdapter(schema)
     config = None
     try:
         config = adapter.validate_json(json.dumps(values))
     except ValidationError as error:
         errors = error.errors(include_url=False)
-        add(_problems_of(errors, values, schema))
-        for path in [_path(error["loc"], values) for error in errors]:
+        paths = [_path(each["loc"], values) for each in errors]
+        _add(mistakes, _problems_of(errors, values, schema))
+        for path in paths:
             _drop(values, path)
         with suppress(ValidationError):  # a key is required, and has no default
             config = adapter.validate_json(json.dumps(values))
-    add(run_checks(schema, values, ""))
-    add(_broken_rules(config, [problem.key for problem in mistakes if not problem.warns]))
+    _add(mistakes, run_checks(schema, values, ""))
+    _add(mistakes, _broken_rules(config, {problem.key for problem in mistakes}))
     places = {key: node.origin for key, node in by_key(tree) if key}
-    mistakes = [_add_origin(problem, places) for problem in mistakes]
-    if config is None or not all(problem.warns for problem in mistakes):
-        raise ConfigError([problem for problem in mistakes if not problem.warns])
-    return config, places, mistakes
+    if config is None or mistakes:
+        raise ConfigError([_add_origin(problem, places) for problem in mistakes])
+    return config, places
+
+
+def _add(mistakes: list[Problem], more: Iterable[Problem]) -> None:
+    """Add problems that do not follow from earlier ones. A mistake in a list is one of the whole list."""
+    known = [problem.key.partition("[")[0] for problem in mistakes if problem.key]
+    for new in more:
+        follows = any(is_within(new.key, key) or is_within(key, new.key) for key in known)
+        if new not in mistakes and not follows:
+            mistakes.append(new)
 
 
 def _path(loc: Sequence[str | int], values: Any) -> list[str | int]:
@@ -75,41 +76,49 @@ def _path(loc: Sequence[str | int], values: Any) -> list[str | int]:
 
 def _problems_of(errors: Iterable[ErrorDetails], values: Any, schema: type) -> Iterator[Problem]:
     """Pydantic's errors, one for each value. Of a union's alternatives, those with the deepest errors count."""
-    deepest: dict[str, tuple[Any, list[ErrorDetails]]] = {}
+    by_value: dict[str, tuple[Any, list[ErrorDetails]]] = {}
     for error in errors:
         path = _path(error["loc"], values)
         name = error["loc"][-1]
         key = reduce(join, path, "")
         value = reduce(getitem, path, values)
         if error["type"] == "unexpected_keyword_argument":
-            parent = section_of(reduce(child, path[:-1], schema)) or schema
-            hint = suggest(schema, parent, reduce(join, [*path[:-1], ""], ""), str(name))
-            if name == "$BASE":
-                hint = "it is only allowed at the top level of a file"
-            brings = part_of(key)
-            if brings is not None and brings not in installed():
-                yield Problem(key, value, needs(brings), is_unknown=True)
-            else:
-                yield Problem(key, value, "unknown key", hint, is_unknown=True)
+            yield _unknown_key(schema, path, value)
         elif error["type"] == "missing" and isinstance(name, str):
             yield Problem(join(key, name), ABSENT, "is required")
         else:
-            deepest.setdefault(key, (value, []))[1].append(error)
-    for key, (value, of_value) in deepest.items():
-        if not any(other.startswith((f"{key}.", f"{key}[")) for other in deepest):
-            joined = isinstance(value, str) and ":" in value and of_value[0]["type"] == "dataclass_type"
-            yield Problem(key, value, rule_of(of_value), "write a space after the colon" if joined else "")
+            by_value.setdefault(key, (value, []))[1].append(error)
+    for key, (value, of_value) in by_value.items():
+        deeper = [other for other in by_value if other != key and is_within(other, key)]
+        if not deeper:
+            yield Problem(key, value, rule_of(of_value))
+
+
+def _unknown_key(schema: type, path: Sequence[str | int], value: Any) -> Problem:
+    """Return the problem of a key that its section does not have, but perhaps another section or a part."""
+    key = reduce(join, path, "")
+    part = part_of(key)
+    if part is not None and part not in installed():
+        return Problem(key, value, needs(part), is_unknown=True)
+    *above, name = path
+    parent = section_of(reduce(child, above, schema)) or schema
+    hint = suggest(schema, parent, key.removesuffix(str(name)), str(name))
+    return Problem(key, value, "unknown key", hint, is_unknown=True)
 
 
 def _drop(values: Any, path: Sequence[str | int]) -> None:
     """Remove the value at `path`; in a list, the whole list."""
-    keys = list(takewhile(lambda part: isinstance(part, str), path))
+    keys: list[Any] = []
+    for part in path:
+        if isinstance(part, int):
+            break
+        keys.append(part)
     with suppress(KeyError):  # a section that contains it is gone already
         if keys:
             reduce(getitem, keys[:-1], values).pop(keys[-1])
 
 
-def _broken_rules(made: Any, known: Sequence[str], key: str = "") -> Iterator[Problem]:
+def _broken_rules(made: Any, known: Collection[str], key: str = "") -> Iterator[Problem]:
     """Collect the `problems` of every section below `made`. `known`: keys with problems."""
     parts: dict[Any, Any] = {}
     if dataclasses.is_dataclass(made):
@@ -118,8 +127,10 @@ def _broken_rules(made: Any, known: Sequence[str], key: str = "") -> Iterator[Pr
         parts = dict(enumerate(made))
     for part, below in parts.items():
         yield from _broken_rules(below, known, join(key, part))
+    if not hasattr(made, "problems"):
+        return
     try:
-        for problem in made.problems() if hasattr(made, "problems") else ():
+        for problem in made.problems():
             yield dataclasses.replace(problem, key=join(key, problem.key))
     except ValueError as error:  # a rule was applied to a value that a check rejected
         if not any(other.startswith(key) for other in known):
@@ -128,7 +139,9 @@ def _broken_rules(made: Any, known: Sequence[str], key: str = "") -> Iterator[Pr
 
 def _add_origin(problem: Problem, places: Mapping[str, str]) -> Problem:
     """`problem` with the origin of its key, or of the nearest enclosing section that was written."""
+    if problem.origin is not None:
+        return problem
     key = problem.key
     while key and places.get(key, DEFAULT) == DEFAULT:
-        key = key.rpartition("." if key[-1] != "]" else "[")[0]
-    return dataclasses.replace(problem, origin=problem.origin or places.get(key, DEFAULT))
+        key = key[: max(key.rfind("."), key.rfind("["), 0)]
+    return dataclasses.replace(problem, origin=places.get(key, DEFAULT))

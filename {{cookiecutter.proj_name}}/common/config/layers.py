@@ -5,11 +5,12 @@ its second copy would undo the first base's values.
 """
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from common.base.files import PROJECT
 from common.config.problem import ABSENT, DEFAULT, ConfigError, Problem, nearest, shorten, shown_path
 from common.config.schema import child, keys_of, metadata, only_text, section_of
 from common.config.source import Node, list_items, plain, read_file, scalar_node
@@ -27,18 +28,20 @@ def _visit(path: Path, trail: tuple[Path, ...], done: dict[Path, Node]) -> None:
     if path.resolve() in done:
         return
     body = read_file(path)
-    trail = (*trail, path)
     given = body.value.pop("$BASE", Node([], DEFAULT))
-    for base in given.value if isinstance(given.value, list) else [given]:
+    bases = given.value
+    if not isinstance(bases, list):
+        bases = [given]
+    for base in bases:
         if base.problem or base.refers or not isinstance(base.value, str):
             rule = base.problem or "must be a path or a list of paths, without references"
             raise ConfigError([Problem("$BASE", plain(base), rule, origin=base.origin)])
         target = find_file("$BASE", base.value, path.parent, base.origin)
-        if target.resolve() in [step.resolve() for step in trail]:
-            loop = " -> ".join(os.path.relpath(step, trail[0].parent) for step in (*trail, target))
-            rule = "the files have a circular $BASE"
-            raise ConfigError([Problem("$BASE", base.value, rule, loop, base.origin)])
-        _visit(target, trail, done)
+        steps = (*trail, path, target)
+        if target.resolve() in [step.resolve() for step in steps[:-1]]:
+            loop = " -> ".join(map(shown_path, steps))
+            raise ConfigError([Problem("$BASE", base.value, "the files have a circular $BASE", loop, base.origin)])
+        _visit(target, steps[:-1], done)
     done[path.resolve()] = body
 
 
@@ -50,15 +53,17 @@ def find_file(key: str, name: str, folder: Path, origin: str | None = None) -> P
     file = folder / os.path.expanduser(name)
     if os.path.isfile(file):  # `os.path`, since methods of `Path` raise on some odd names
         return file
-    folders = (Path(__file__).parents[2] / "configs", Path("configs"), file.parent)
-    others = {other.name: other for root in folders if os.path.isdir(root) for other in root.glob("*.y*ml")}
+    rule = "this file does not exist"
+    if os.path.isdir(file):
+        rule = "this file is a folder"
+    hint = f"looked for {os.path.abspath(file)}"
+    others: dict[str, Path] = {}
+    for root in (PROJECT / "configs", file.parent):
+        if os.path.isdir(root):
+            others |= {other.name: other for other in root.glob("*.y*ml")}
     near = nearest(file.name, others)
-    rule = "this file is a folder" if os.path.isdir(file) else "this file does not exist"
-    is_typed = folder == Path()  # on the command line
-    hint = f"the working directory is {Path.cwd()}" if is_typed else f"looked for {file}"
-    if near:
-        meant = shown_path(others[near]) if is_typed else os.path.relpath(others[near], folder)
-        hint += f"; did you mean {meant}?"
+    if near is not None:
+        hint += f"; did you mean {os.path.relpath(others[near], folder)}?"
     raise ConfigError([Problem(key, name, rule, hint, origin)])
 
 
@@ -72,18 +77,25 @@ def merge(base: Node, over: Node, annotation: Any) -> Node:
     if isinstance(over.value, dict) and base.refers and not over.replace:
         rule = f"changes a part of {base.value} ({base.origin}); change the section it refers to, or write all of it"
         return replace(over, problem=over.problem or rule)
-    if not (isinstance(base.value, dict) and isinstance(over.value, dict)) or over.replace:
-        return replace(over, replace=isinstance(over.value, dict))  # of what is below `base`, nothing stays
+    if not isinstance(over.value, dict):
+        return replace(over, replace=False)
+    if over.replace or not isinstance(base.value, dict):
+        return replace(over, replace=True)  # of what is below `base`, nothing stays
     entries = dict(base.value)
-    old, new = entries.get("type"), over.value.get("type")
-    if old is not None and new is not None and old.value != new.value and section_of(annotation) is None:
-        kept = {name for item in metadata(annotation) for name in getattr(item, "ignore", ())}
+    if section_of(annotation) is None and _changes_type(entries, over.value):
+        kept: set[str] = set()
+        for item in metadata(annotation):
+            kept.update(getattr(item, "ignore", ()))
         entries = {name: node for name, node in entries.items() if name in kept}
     for name, node in over.value.items():
         if name in entries:
             node = merge(entries[name], node, child(annotation, name))
         entries[name] = node
     return replace(over, value=entries, replace=base.replace, problem=over.problem or base.problem)
+
+
+def _changes_type(old: Mapping[str, Node], new: Mapping[str, Node]) -> bool:
+    return "type" in old and "type" in new and old["type"].value != new["type"].value
 
 
 def complete(node: Node, annotation: Any) -> Node:
@@ -93,20 +105,24 @@ def complete(node: Node, annotation: Any) -> Node:
     if node.problem or node.refers or value is None:
         return node
     if isinstance(value, str):
-        items = list_items(node.text or value, annotation, quoted=node.text is None)
+        items = list_items(value, annotation)
         if items:
             value = [scalar_node(item, False, node.origin) for item in items]
     if isinstance(value, list):
-        return replace(node, value=[complete(item, child(annotation, at)) for at, item in enumerate(value)])
+        completed = [complete(item, child(annotation, at)) for at, item in enumerate(value)]
+        return replace(node, value=completed)
     if not isinstance(value, dict):
         if node.text is not None and only_text(annotation):
             return replace(node, value=node.text)
         return node
+    entries = {}
     schema = section_of(annotation)
-    if schema:
-        defaults = {name: key.default for name, key in keys_of(schema).items() if key.default is not ABSENT}
-        value = {**node_of(defaults, DEFAULT).value, **value}
-    return replace(node, value={name: complete(item, child(annotation, name)) for name, item in value.items()})
+    if schema is not None:
+        for name, key in keys_of(schema).items():
+            if key.default is not ABSENT:
+                entries[name] = node_of(key.default, DEFAULT)
+    entries |= value
+    return replace(node, value={name: complete(item, child(annotation, name)) for name, item in entries.items()})
 
 
 def node_of(value: Any, origin: str) -> Node:
@@ -118,4 +134,6 @@ def node_of(value: Any, origin: str) -> Node:
         return Node({name: node_of(item, origin) for name, item in value.items()}, origin)
     if isinstance(value, (list, tuple)):
         return Node([node_of(item, origin) for item in value], origin)
-    return Node(value, origin, None if isinstance(value, str) else shorten(value))  # a text field takes 3 as "3"
+    if isinstance(value, str):
+        return Node(value, origin)
+    return Node(value, origin, shorten(value))  # a text field takes 3 as "3"

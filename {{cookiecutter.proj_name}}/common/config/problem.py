@@ -2,7 +2,7 @@
 
 import difflib
 import os
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -13,8 +13,6 @@ from pydantic_core import ErrorDetails
 from common.base.errors import UserError
 
 RESERVED = ("--help", "--print-config", "--debug", "--config", "--list")  # options that are not keys
-MAX_SHOWN = 20  # problems in one message: about one screen
-
 
 ABSENT: Any = object()
 """The value of a missing key; not None, since a key may be null."""
@@ -27,7 +25,7 @@ DEFAULT = "default"
 @dataclass(frozen=True)
 class Problem:
     """One broken rule. `key` is the full dotted key, or in a section's `problems`, relative to it. A section as `value`
-    is not shown. The loader fills in `origin`. One that `warns` does not refuse the configuration.
+    is not shown. The loader fills in `origin`.
 
     `is_unknown`: there is no such key; in the record of a run, which an earlier version wrote, it is dropped.
     """
@@ -38,28 +36,31 @@ class Problem:
     hint: str = ""
     origin: str | None = None
     is_unknown: bool = False
-    warns: bool = False
 
     def __str__(self) -> str:
-        is_shown = self.value is not ABSENT and not isinstance(self.value, dict)
-        head = f"{self.key} = {shorten(self.value)}".removeprefix(" = ") if is_shown else self.key
-        where = f"({self.origin})" if self.origin else ""
-        rule = f"{self.rule}; {self.hint}" if self.hint else self.rule
-        return f"  {'  '.join(filter(None, (head, where)))}\n      {rule}"
+        text = self.key
+        if self.value is not ABSENT and not isinstance(self.value, dict):
+            text = f"{self.key} = {shorten(self.value)}".removeprefix(" = ")
+        if self.origin:
+            text = f"{text}  ({self.origin})".lstrip()
+        text = f"  {text}\n      {self.rule}"
+        if self.hint:
+            text += f"; {self.hint}"
+        return text
 
 
 class ConfigError(UserError):
-    """All problems of one configuration; its text fits on one screen."""
+    """All problems of one configuration."""
 
     def __init__(self, problems: Sequence[Problem]):
         self.problems = list(problems)
         super().__init__(self.problems)
 
     def __str__(self) -> str:
-        count = len(self.problems)
-        head = f"The configuration has {count} problem{'s' * (count != 1)}:"
-        more = [f"  ... and {count - MAX_SHOWN} more"] if count > MAX_SHOWN else []
-        return "\n".join([head, *(str(problem) for problem in self.problems[:MAX_SHOWN]), *more])
+        counted = f"{len(self.problems)} problems"
+        if len(self.problems) == 1:
+            counted = "1 problem"
+        return "\n".join([f"The configuration has {counted}:", *map(str, self.problems)])
 
 
 _YAML_WORDS = {
@@ -76,17 +77,28 @@ def rule_of(errors: Sequence[ErrorDetails]) -> str:
     """
     if errors[0]["type"] == "value_error":  # from a `__post_init__`
         return str(errors[0]["ctx"]["error"])
-    said = [error["msg"].removeprefix("Input should be ") for error in errors]
-    text = " or ".join(dict.fromkeys(_YAML_WORDS.get(kind, kind) for kind in said))
-    return text if text[0].isupper() else f"must be {text}"
+    kinds: list[str] = []
+    for error in errors:
+        kind = error["msg"].removeprefix("Input should be ")
+        kind = _YAML_WORDS.get(kind, kind)
+        if kind not in kinds:
+            kinds.append(kind)
+    text = " or ".join(kinds)
+    if text[0].isupper():
+        return text
+    return f"must be {text}"
 
 
 def shorten(value: Any, width: int = 60) -> str:
     """`value` as YAML would write it on one line, cut to `width` characters."""
     text = repr(value)
-    if value is None or isinstance(value, bool):
-        text = {None: "null", True: "true", False: "false"}[value]
-    return text if len(text) <= width else f"{text[: width - 4]} ..."
+    if value is None:
+        text = "null"
+    elif isinstance(value, bool):
+        text = text.lower()
+    if len(text) > width:
+        text = f"{text[: width - 4]} ..."
+    return text
 
 
 def join(key: str, part: str | int) -> str:
@@ -96,13 +108,8 @@ def join(key: str, part: str | int) -> str:
     return f"{key}.{part}".removeprefix(".")
 
 
-def overlapping(keys: Collection[str], others: Collection[str]) -> list[str]:
-    """Select those of `others` that lie within any of `keys`, or contain any. A list counts as a whole."""
-    whole = [key.partition("[")[0] for key in keys]
-    return [other for other in others if any(_is_within(other, key) or _is_within(key, other) for key in whole)]
-
-
-def _is_within(key: str, above: str) -> bool:
+def is_within(key: str, above: str) -> bool:
+    """Return whether a dotted key is that of the section or list `above`, or of something in it."""
     return key == above or key.startswith((f"{above}.", f"{above}["))
 
 
@@ -118,14 +125,18 @@ def nearest(name: str, candidates: Iterable[str], cutoff: float = 0.6) -> str | 
     """Return the candidate closest to `name`, ignoring case and dashes; None if none is close."""
     folded = {candidate.lower().replace("-", "_"): candidate for candidate in candidates}
     matches = difflib.get_close_matches(name.lower().replace("-", "_"), folded, 1, cutoff)
-    return folded[matches[0]] if matches else None
+    if not matches:
+        return None
+    return folded[matches[0]]
 
 
 def suggestion(name: str, candidates: Iterable[str], otherwise: str = "valid") -> str:
     """Return a hint: the candidate closest to `name`, or all of them if none is close."""
     candidates = list(candidates)
     near = nearest(name, candidates)
-    return f"did you mean {near}?" if near else f"{otherwise}: {', '.join(candidates) or 'none'}"
+    if near is not None:
+        return f"did you mean {near}?"
+    return f"{otherwise}: {join_names(candidates, 20) or 'none'}"
 
 
 def match_names(patterns: Sequence[str], names: Sequence[str], key: str) -> list[str]:
@@ -137,15 +148,19 @@ def match_names(patterns: Sequence[str], names: Sequence[str], key: str) -> list
     Raises:
         UserError: a pattern matches nothing.
     """
+    matched = set()
     for pattern in patterns:
-        if not any(fnmatchcase(name, pattern) for name in names):
-            near = nearest(pattern, names)
-            hint = f"did you mean {near}?" if near else "available: " + join_names(names)
+        of_pattern = [name for name in names if fnmatchcase(name, pattern)]
+        if not of_pattern:
+            hint = suggestion(pattern, names, "available")
             raise UserError(f"{key}: {pattern} matches none of the model's {len(names)} names; {hint}")
-    return [name for name in names if any(fnmatchcase(name, pattern) for pattern in patterns)]
+        matched.update(of_pattern)
+    return [name for name in names if name in matched]
 
 
 def join_names(names: Sequence[str], limit: int = 8) -> str:
     """Return the first names, and how many more there are."""
-    more = [f"and {len(names) - limit} more"] if len(names) > limit else []
-    return ", ".join([*names[:limit], *more])
+    text = ", ".join(names[:limit])
+    if len(names) > limit:
+        text += f", and {len(names) - limit} more"
+    return text

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from common.base.errors import UserError
-from common.config.arguments import check_arguments, fit_arguments, is_foreign, parameter_names, parameters
+from common.config.arguments import check_arguments, fit_arguments, is_foreign, parameters
 from common.config.problem import ABSENT, Problem, nearest, shown_path, suggestion
 from common.config.schema import EditorRule
 
@@ -53,7 +53,7 @@ class Registry:
         self.left_out: list[str] = []  # files that need a package which is not installed, and which one
         self._to_scan: list[tuple[str, str]] = []
         self._broken: list[Problem] = []
-        self._where_to_add = "an imported file"
+        self._where = "an imported file"
         self._entries: dict[str, Callable[..., Any]] = {}
 
     def register(self, name: str | None = None) -> Callable[[F], F]:
@@ -76,7 +76,7 @@ class Registry:
 
         The files are imported at the first look-up, not now, so a mistake in one is reported like any other.
         """
-        self._where_to_add = f"{package.replace('.', '/')}/.../<name>{suffix}.py"
+        self._where = f"{package.replace('.', '/')}/.../<name>{suffix}.py"
         self._to_scan.append((package, suffix))
 
     def import_files(self) -> list[Problem]:
@@ -86,9 +86,10 @@ class Registry:
         """
         while self._to_scan:
             package, suffix = self._to_scan.pop()
-            for folder in map(Path, importlib.import_module(package).__path__):
-                for file in sorted(folder.rglob(f"*{suffix}.py")):
-                    name = ".".join((package, *file.relative_to(folder).with_suffix("").parts))
+            for folder in importlib.import_module(package).__path__:
+                for file in sorted(Path(folder).rglob(f"*{suffix}.py")):
+                    parts = file.relative_to(folder).with_suffix("").parts
+                    name = ".".join([package, *parts])
                     try:
                         importlib.import_module(name)
                     except Exception as error:  # noqa: BLE001 - a user's file can raise anything
@@ -97,19 +98,22 @@ class Registry:
 
     def _fail(self, module: str, file: Path, error: Exception) -> None:
         """Note that the `file` of a module cannot be imported, and drop what it registered before."""
-        lines = [f":{step.lineno}" for step in traceback.extract_tb(error.__traceback__) if Path(step.filename) == file]
-        origin = shown_path(file) + "".join(lines[-1:])
-        missing = (error.name or "").partition(".")[0] if isinstance(error, ModuleNotFoundError) else ""
-        if missing and importlib.util.find_spec(missing) is None:  # not a module missing in an installed package
-            self.left_out.append(f"{origin} needs {missing}, which is not installed, so the file is skipped")
-        else:
-            if isinstance(error, SyntaxError) and error.filename:
-                origin = f"{shown_path(error.filename)}:{error.lineno}"
-            said = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
-            self._broken.append(
-                Problem("", ABSENT, f"cannot be imported: {said}", "correct or remove the file", origin)
-            )
-        self._entries = {key: entry for key, entry in self._entries.items() if entry.__module__ != module}
+        self._entries = {name: entry for name, entry in self._entries.items() if entry.__module__ != module}
+        origin = shown_path(file)
+        for step in traceback.extract_tb(error.__traceback__):
+            if Path(step.filename) == file:
+                origin = f"{shown_path(file)}:{step.lineno}"
+        if isinstance(error, ModuleNotFoundError) and error.name is not None:
+            missing = error.name.partition(".")[0]
+            if importlib.util.find_spec(missing) is None:  # not a module missing in an installed package
+                self.left_out.append(f"{origin} needs {missing}, which is not installed, so the file is skipped")
+                return
+        rule = f"cannot be imported: {type(error).__name__}: {error}"
+        if isinstance(error, UserError):
+            rule = f"cannot be imported: {error}"
+        if isinstance(error, SyntaxError) and error.filename:
+            origin = f"{shown_path(error.filename)}:{error.lineno}"
+        self._broken.append(Problem("", ABSENT, rule, "correct or remove the file", origin))
 
     def get(self, name: str) -> Callable[..., Any]:
         """Return the entry registered as `name`, or the object at an import path: "pkg.Class" or "pkg.mod:Class"."""
@@ -118,14 +122,13 @@ class Registry:
             return self._entries[name]
         if "." in name or ":" in name:
             return import_path(name)
-        left_out = "".join(f"\n      {line}" for line in self.left_out)
+        known = suggestion(name, sorted(self._entries), "known")
+        remedy = f"add @{self.kind.upper()}_REGISTRY.register() to a class or function in {self._where}"
+        said = f"there is no {self.kind} called {name}; {known} (for a new one, {remedy})"
         for part, entries in _OF_PARTS.items():
             if f"{self.kind}.{name}" in entries.split():
-                needed = f"the {self.kind} {name} needs the part {part}: make add PART={part}"
-                raise UserError(f"{needed}, or its file is skipped:{left_out}" if left_out else needed)
-        known = suggestion(name, sorted(self._entries), "known")
-        remedy = f"add @{self.kind.upper()}_REGISTRY.register() to a class or function in {self._where_to_add}"
-        raise UserError(f"there is no {self.kind} called {name}; {known} (for a new one, {remedy}){left_out}")
+                said = f"the {self.kind} {name} needs the part {part} (make add PART={part}), or a package"
+        raise UserError("\n      ".join([said, *self.left_out]))
 
     def build(self, section: str | Mapping[str, Any], *, ignore: Names = (), **provided: Any) -> Any:
         """Call the entry that `section["type"]` names with the other keys, except those in `ignore`, and `provided`.
@@ -133,13 +136,16 @@ class Registry:
         A function that is used directly is returned instead, with the other keys bound as arguments. `section` may be
         the name alone.
         """
-        section = {"type": section} if isinstance(section, str) else section
+        if isinstance(section, str):
+            section = {"type": section}
         target = self.get(section["type"])
-        given = {name: value for name, value in section.items() if name != "type" and name not in ignore}
+        given = _arguments_of(section, ignore)
+        arguments = fit_arguments(target, given)
         if self.call is not None and not isinstance(target, type):
-            return partial(target, **fit_arguments(target, given)) if given else target
+            return partial(target, **arguments)
         supplied = self.find_supplied(target, given)
-        return target(**fit_arguments(target, given), **{name: provided[name] for name in provided if name in supplied})
+        arguments |= {name: value for name, value in provided.items() if name in supplied}
+        return target(**arguments)
 
     def check(
         self, section: Any, key: str, *, ignore: Names = (), default_type: str | None = None, mapped: Names = ()
@@ -153,25 +159,26 @@ class Registry:
             yield Problem(key, section, f"must be a section: the type of the {self.kind}, and its arguments")
             return
         name = section.get("type", default_type)
-        if name is None:
-            typo = nearest("type", map(str, section))
-            if typo:
-                yield Problem(f"{key}.{typo}", section[typo], "unknown key", f"did you mean {key}.type?")
-                return
+        place = key
+        if "type" in section or name is None:
+            place = f"{key}.type"
         if not isinstance(name, str):
             known = f"one of {', '.join(sorted(self._entries))}"
-            yield Problem(f"{key}.type", ABSENT if name is None else name, f"must name a {self.kind}", known)
+            yield Problem(place, section.get("type", ABSENT), f"must name a {self.kind}", known)
             return
         try:
             target = self.get(name)
         except UserError as error:
-            yield Problem(f"{key}.type" if "type" in section else key, name, str(error))
+            yield Problem(place, name, str(error))
             return
-        given = {word: value for word, value in section.items() if word != "type" and word not in ignore}
+        given = _arguments_of(section, ignore)
         provided = self.find_supplied(target, given, mapped)
         strict = target in self._entries.values() or not is_foreign(target)
-        label = f"{name} ({{}})".format
-        yield from check_arguments(target, given, key, lambda: label(file_of(target)), provided, ignore, strict=strict)
+
+        def label() -> str:
+            return f"{name} ({file_of(target)})"
+
+        yield from check_arguments(target, given, key, label, provided, ignore, strict=strict)
 
     def entries(self) -> dict[str, Callable[..., Any]]:
         """Return every entry by its name, in alphabetical order."""
@@ -184,7 +191,7 @@ class Registry:
         `mapped`: see `check`.
         """
         if self.call is not None and not isinstance(target, type):
-            return tuple(mapped) or parameter_names(target)[: len(self.call)]
+            return tuple(mapped) or tuple(parameters(target)[0])[: len(self.call)]
         if target in self._entries.values():
             return self.provided
         named, takes_any = parameters(target)
@@ -215,8 +222,15 @@ class Registered(EditorRule):
         return self.registry.editor_rule(**{name: {} for name in self.ignore})
 
     def check(self, value: Any, key: str) -> Iterator[Problem]:
-        """Problems of the name, and of a section's arguments."""
-        if isinstance(value, str):
+        """Problems of the name, or of a section and its arguments; or of each item of a list of them."""
+        if isinstance(value, list):
+            for number, item in enumerate(value):
+                below = f"{key}[{number}]"
+                if isinstance(item, str):
+                    yield from self.registry.check({}, below, default_type=item)
+                else:
+                    yield from self.registry.check(item, below, ignore=self.ignore)
+        elif isinstance(value, str):
             yield from self.registry.import_files()
             try:
                 self.registry.get(value)
@@ -226,26 +240,8 @@ class Registered(EditorRule):
             yield from self.registry.check(value, key, ignore=self.ignore)
 
 
-@dataclass(frozen=True)
-class RegisteredList:
-    """Marks a list of entries, each a name or a section: `[tensorboard, {type: wandb}]`."""
-
-    registry: Registry
-
-    def check(self, value: Any, key: str) -> Iterator[Problem]:
-        """Problems of each name, of its section's arguments, and of the package that a class needs."""
-        if not isinstance(value, list):
-            return
-        for number, item in enumerate(value):
-            below = f"{key}[{number}]"
-            section = {} if isinstance(item, str) else item
-            name = item if isinstance(item, str) else item.get("type")
-            problems = list(self.registry.check(section, below, default_type=name))
-            yield from problems
-            package = "" if problems else getattr(self.registry.get(name), "package", "")
-            if package and importlib.util.find_spec(package) is None:
-                rule = f"needs the package {package}, which is not installed"
-                yield Problem(below, name, rule, f"pip install {package}")
+def _arguments_of(section: Mapping[str, Any], ignore: Names) -> dict[str, Any]:
+    return {name: value for name, value in section.items() if name != "type" and name not in ignore}
 
 
 def _file(target: Any) -> str | None:
@@ -255,10 +251,12 @@ def _file(target: Any) -> str | None:
 def file_of(target: Any) -> str:
     """Return the place of an object, "custom/models/a_model.py:6"; without a source, its module."""
     try:
-        file, (_, line) = inspect.getsourcefile(target), inspect.getsourcelines(target)
-        return f"{shown_path(file or '?').rpartition('/site-packages/')[2]}:{line}"
+        file = inspect.getsourcefile(target) or "?"
+        line = inspect.getsourcelines(target)[1]
     except (OSError, TypeError):
         return f"module {getattr(target, '__module__', '?')}"
+    shown = shown_path(file).rpartition("/site-packages/")[2]
+    return f"{shown}:{line}"
 
 
 def import_path(name: str) -> Callable[..., Any]:
@@ -266,15 +264,22 @@ def import_path(name: str) -> Callable[..., Any]:
 
     Raises `UserError` if there is none, or not callable.
     """
+    path = name
+    if ":" not in name:
+        path = ":".join(name.rsplit(".", 1))
     try:
-        target = pkgutil.resolve_name(name if ":" in name else ":".join(name.rsplit(".", 1)))
+        target = pkgutil.resolve_name(path)
     except Exception as error:
-        near = nearest(error.name, dir(error.obj)) if isinstance(error, AttributeError) and error.name else None
-        hint = f"; did you mean {near}?" if near else ""
-        raise UserError(f"{name} cannot be imported: {type(error).__name__}: {error}{hint}") from error
+        said = f"{name} cannot be imported: {type(error).__name__}: {error}"
+        if isinstance(error, AttributeError) and error.name:
+            near = nearest(error.name, dir(error.obj))
+            if near is not None:
+                said += f"; did you mean {near}?"
+        raise UserError(said) from error
     if not callable(target):
         raise UserError(f"{name} is {type(target).__name__}, not a class or function")
-    return target
+    found: Callable[..., Any] = target
+    return found
 
 
 MODEL_REGISTRY = Registry("model")

@@ -14,7 +14,8 @@ from pydantic_core import to_jsonable_python
 from common.config.check import check
 from common.config.layers import complete, find_file, flatten, merge, node_of
 from common.config.overrides import layer_of, read_options
-from common.config.problem import ABSENT, DEFAULT, RESERVED, ConfigError, Problem, join, nearest, shorten
+from common.config.problem import DEFAULT, RESERVED, ConfigError, Problem, join, nearest, shorten
+from common.config.schema import items_of
 from common.config.source import Node, by_key, fill_in, plain, read_file, references_in
 
 T = TypeVar("T")
@@ -25,8 +26,7 @@ class Resolved(Generic[T]):
     """A checked configuration.
 
     `values` is all of it as plain data, including defaults; `origins` is where each value was written, by dotted key;
-    `warnings` are texts for the log: what is wrong but does not refuse it, and keys of an earlier run without a meaning
-    today.
+    `warnings` are texts for the log: keys of an earlier run without a meaning today.
     """
 
     config: T
@@ -53,10 +53,10 @@ def resolve(
     """
     options, problems = read_options(overrides)
     keys = {name: option for name, option in options.items() if name not in RESERVED}
-    bodies = flatten([find_file("--config", str(path), Path()) for path in files])
+    found = [find_file("--config", str(file), Path()) for file in files]
     tree = Node({}, DEFAULT)
-    dropped = list[Problem]()
-    for path, body in bodies.items():
+    dropped: list[Problem] = []
+    for path, body in flatten(found).items():
         if is_record(path):
             body, unknown = read_record(body, schema)
             dropped += unknown
@@ -68,13 +68,11 @@ def resolve(
         body = read_file(find_file("--debug", str(overlay), Path()))
         body.value.pop("$BASE", None)
         tree = complete(merge(tree, body, schema), schema)
-    tree = complete(merge(tree, layer_of(keys, schema, tree), schema), schema)
+    tree = complete(merge(tree, layer_of(keys, schema), schema), schema)
     references = References(tree)
     tree = complete(references.resolve(tree) or tree, schema)
-    config, origins, warns = check(schema, tree, problems + references.problems)
-    lines = "".join(f"\n{problem}" for problem in warns)
-    warnings = [text for text in (warning(dropped), lines and f"in the configuration:{lines}") if text]
-    return Resolved(config, to_jsonable_python(config), origins, warnings)
+    config, origins = check(schema, tree, problems + references.problems)
+    return Resolved(config, to_jsonable_python(config), origins, warnings_about(dropped))
 
 
 def overlaid(schema: type[T], *layers: Mapping[str, Any]) -> T:
@@ -82,7 +80,8 @@ def overlaid(schema: type[T], *layers: Mapping[str, Any]) -> T:
     tree = Node({}, DEFAULT)
     for layer in layers:
         tree = merge(tree, node_of(dict(layer), DEFAULT), schema)
-    return check(schema, complete(tree, schema), [])[0]
+    config, _ = check(schema, complete(tree, schema))
+    return config
 
 
 class References:
@@ -96,50 +95,67 @@ class References:
         self.problems: list[Problem] = []
         self._nodes = dict(by_key(tree))
 
-    def resolve(self, node: Node, key: str = "") -> Node | None:
-        """Return the node at `key` with the values of all references in it; None if it has a problem."""
-        if isinstance(node.value, dict) and not node.problem:
-            parts = {name: self.resolve(part, join(key, name)) for name, part in node.value.items()}
-            return replace(node, value={name: part for name, part in parts.items() if part is not None})
-        try:
-            return self._filled(node, key, ())
-        except ConfigError as error:
-            self.problems += [problem for problem in error.problems if problem not in self.problems]
-            return None
+    def resolve(self, node: Node, key: str = "", trail: tuple[str, ...] = ()) -> Node | None:
+        """Return the node at `key` with the values of all references in it; None if it has a problem.
 
-    def _filled(self, node: Node, key: str, trail: tuple[str, ...]) -> Node:
-        """As `resolve`, but raises `ConfigError` for the first problem. `trail`: references that led here."""
+        `trail`: references that led here.
+        """
         if node.problem:
-            raise ConfigError([Problem(key, plain(node), node.problem, origin=node.origin)])
-        if isinstance(node.value, dict):
-            parts = {name: self._filled(part, join(key, name), trail) for name, part in node.value.items()}
-            return replace(node, value=parts)
-        if isinstance(node.value, list):
-            return replace(node, value=[self._filled(item, join(key, at), trail) for at, item in enumerate(node.value)])
+            self._refuse(key, node.problem)
+            return None
+        if isinstance(node.value, (dict, list)):
+            parts = {}
+            for name, part in items_of(node.value):
+                filled = self.resolve(part, join(key, name), trail)
+                if filled is not None:
+                    parts[name] = filled
+            is_whole = len(parts) == len(node.value)
+            if isinstance(node.value, dict) and (is_whole or not trail):
+                return replace(node, value=parts)
+            if is_whole:
+                return replace(node, value=list(parts.values()))
+            return None
         if not node.refers:
             return node
+        return self._filled(node, key, trail)
+
+    def _filled(self, node: Node, key: str, trail: tuple[str, ...]) -> Node | None:
+        """As `resolve`, for text with references."""
         if key in trail:
             loop = trail[trail.index(key) :]
-            first = loop.index(min(loop))
-            path = (*loop[first:], *loop[: first + 1])
-            origin = self._nodes[path[0]].origin
-            raise ConfigError([Problem(path[0], ABSENT, "the references are circular", " -> ".join(path), origin)])
+            start = loop.index(min(loop))  # the same for each of its keys, so that the problem is reported once
+            path = (*loop[start:], *loop[: start + 1])
+            self._refuse(path[0], "the references are circular", " -> ".join(path))
+            return None
         places = [node.origin]
         texts: dict[str, str] = {}
         for name in references_in(node.value):
             if name not in self._nodes:
+                hint = ""
                 near = nearest(name, self._nodes)
-                hint = f"did you mean {near}?" if near else "--print-config shows all keys"
-                raise ConfigError([Problem(key, plain(node), f"there is no key {name}", hint, node.origin)])
-            target = self._filled(self._nodes[name], name, (*trail, key))
+                if near is not None:
+                    hint = f"did you mean {near}?"
+                self._refuse(key, f"there is no key {name}", hint)
+                return None
+            target = self.resolve(self._nodes[name], name, (*trail, key))
+            if target is None:
+                return None
             places.append(f"${{{name}}}: {target.origin}")
             if node.value == f"${{{name}}}":
                 return node_of(target, ", ".join(places))
             if isinstance(target.value, (dict, list)):
-                rule = f"{name} is a section or a list, which cannot be part of a string"
-                raise ConfigError([Problem(key, plain(node), rule, origin=node.origin)])
-            texts[name] = target.value if isinstance(target.value, str) else shorten(target.value)
-        return Node(fill_in(node.value, texts.__getitem__), ", ".join(places))
+                self._refuse(key, f"{name} is a section or a list, which cannot be part of a string")
+                return None
+            texts[name] = target.value
+            if not isinstance(target.value, str):
+                texts[name] = shorten(target.value)
+        return Node(fill_in(node.value, texts), ", ".join(places))
+
+    def _refuse(self, key: str, rule: str, hint: str = "") -> None:
+        node = self._nodes[key]
+        problem = Problem(key, plain(node), rule, hint, node.origin)
+        if problem not in self.problems:
+            self.problems.append(problem)
 
 
 def is_record(file: Path) -> bool:
@@ -150,23 +166,25 @@ def is_record(file: Path) -> bool:
 def read_record(tree: Node, schema: type) -> tuple[Node, list[Problem]]:
     """Return a stored config without its unknown keys, completed with defaults; and these keys."""
     tree = complete(tree, schema)
+    unknown: list[Problem] = []
     try:
-        check(schema, tree, [])
+        check(schema, tree)
     except ConfigError as error:
         unknown = [problem for problem in error.problems if problem.is_unknown]
-    else:
-        unknown = []
     gone = [problem.key for problem in unknown]
     for key, node in list(by_key(tree)):
-        names = list(node.value) if isinstance(node.value, dict) else []
-        for name in names:
-            if join(key, name) in gone:
-                del node.value[name]
+        if isinstance(node.value, dict):
+            for name in list(node.value):
+                if join(key, name) in gone:
+                    del node.value[name]
     return tree, unknown
 
 
-def warning(dropped: Sequence[Problem]) -> str:
-    """Write a warning about keys that were dropped, with their values; "" if there are none."""
-    lines = [f"\n  {problem.key} = {shorten(problem.value, 200)}  ({problem.origin})" for problem in dropped]
+def warnings_about(dropped: Sequence[Problem]) -> list[str]:
+    """Return the warning about keys that were dropped, with their values, if there are any."""
+    if not dropped:
+        return []
     text = "this run is of an earlier version of the project, which had keys that are now ignored:"
-    return "".join([text, *lines]) if lines else ""
+    for problem in dropped:
+        text += f"\n  {problem.key} = {shorten(problem.value, 200)}  ({problem.origin})"
+    return [text]

@@ -53,8 +53,12 @@ def keys_of(schema: type) -> dict[str, Key]:
     missing = dataclasses.MISSING
     keys = {}
     for field in dataclasses.fields(schema):
-        default = field.default if field.default_factory is missing else field.default_factory()
-        keys[field.name] = Key(hints[field.name], ABSENT if default is missing else to_jsonable_python(default))
+        default: Any = ABSENT
+        if field.default is not missing:
+            default = to_jsonable_python(field.default)
+        elif field.default_factory is not missing:
+            default = to_jsonable_python(field.default_factory())
+        keys[field.name] = Key(hints[field.name], default)
     return keys
 
 
@@ -62,7 +66,9 @@ def bare(annotation: Any) -> Any:
     """Return the type below `Annotated` and type aliases."""
     if get_origin(annotation) is Annotated:
         return bare(get_args(annotation)[0])
-    return bare(annotation.__value__) if hasattr(annotation, "__value__") else annotation
+    if hasattr(annotation, "__value__"):
+        return bare(annotation.__value__)
+    return annotation
 
 
 def metadata(annotation: Any) -> tuple[Any, ...]:
@@ -73,15 +79,21 @@ def metadata(annotation: Any) -> tuple[Any, ...]:
 def members(annotation: Any) -> list[Any]:
     """Return the alternatives of a union, or the type itself, each `bare`."""
     plain = bare(annotation)
-    if get_origin(plain) in (Union, types.UnionType):
-        return [inner for member in get_args(plain) for inner in members(member)]
-    return [plain]
+    if get_origin(plain) not in (Union, types.UnionType):
+        return [plain]
+    found = []
+    for member in get_args(plain):
+        found += members(member)
+    return found
 
 
 def section_of(annotation: Any) -> type | None:
     """Return the section class among the alternatives of a type, if there is exactly one."""
     sections: list[Any] = [member for member in members(annotation) if dataclasses.is_dataclass(member)]
-    return sections[0] if len(sections) == 1 else None
+    if len(sections) != 1:
+        return None
+    section: type = sections[0]
+    return section
 
 
 def child(annotation: Any, part: str | int) -> Any:
@@ -91,10 +103,10 @@ def child(annotation: Any, part: str | int) -> Any:
         return keys_of(section)[str(part)].annotation
     for member in members(annotation):
         arguments = get_args(member)
-        if isinstance(part, int) and is_list(member):
-            return arguments[0] if arguments else Any
-        if isinstance(part, str) and _is(get_origin(member) or member, Mapping):
-            return arguments[1] if arguments else Any
+        if arguments and isinstance(part, int) and is_list(member):
+            return arguments[0]
+        if arguments and isinstance(part, str) and _is(get_origin(member), Mapping):
+            return arguments[1]
     return Any
 
 
@@ -115,7 +127,9 @@ def items_of(value: Any) -> list[tuple[Any, Any]]:
     """Return the keys or indices of a mapping or a list, with their values; none of any other value."""
     if isinstance(value, dict):
         return list(value.items())
-    return list(enumerate(value)) if isinstance(value, list) else []
+    if isinstance(value, list):
+        return list(enumerate(value))
+    return []
 
 
 def is_list(member: Any) -> bool:
@@ -126,14 +140,23 @@ def is_list(member: Any) -> bool:
 
 def admits(annotation: Any, *wanted: Any) -> bool:
     """Return whether one alternative of this type is one of `wanted`; `list` means any type that a YAML list fits."""
-    return any(member in wanted or (list in wanted and is_list(member)) for member in members(annotation))
+    kinds = members(annotation)
+    if list in wanted and any(map(is_list, kinds)):
+        return True
+    return any(kind in wanted for kind in kinds)
 
 
 def only_text(annotation: Any) -> bool:
     """Return whether only text (or null) fits: then `007` and `true` stay text, as typed."""
-    kinds = [member for member in members(annotation) if member is not type(None)]
-    words = [kind for kind in kinds if get_origin(kind) is Literal and all(isinstance(x, str) for x in get_args(kind))]
-    return bool(kinds) and all(_is(kind, (str, Path)) or kind in words for kind in kinds)
+    kinds = members(annotation)
+    for kind in kinds:
+        values: tuple[Any, ...] = (kind,)
+        if get_origin(kind) is Literal:
+            values = tuple(map(type, get_args(kind)))
+        for value in values:
+            if value is not type(None) and not _is(value, (str, Path)):
+                return False
+    return kinds != [type(None)]
 
 
 def _is(kind: Any, parents: type | tuple[type, ...]) -> bool:
@@ -152,19 +175,17 @@ def walk(schema: type, prefix: str = "") -> Iterator[tuple[str, Key]]:
 def suggest(root: type, parent: type, prefix: str, name: str) -> str:
     """Return a hint for the unknown key `prefix + name` of section `parent`, or "".
 
-    An old name first (`__renamed__`), then the same name elsewhere, a close one here, a close one elsewhere.
+    The same name elsewhere first, then a close one here, then a close one elsewhere.
     """
-    renamed: str | None = getattr(parent, "__renamed__", {}).get(name)
-    if renamed is not None:
-        if " " in renamed:
-            return renamed
-        return f"it is called {prefix if renamed in keys_of(parent) else ''}{renamed}"
     known = {option.removeprefix("--"): [option] for option in RESERVED}
     for dotted, _ in walk(root):
         known.setdefault(dotted.rpartition(".")[2], []).append(dotted)
-    here = {key: [prefix + key] for key in keys_of(parent)}
-    for among, cutoff in ((known, 1.0), (here, 0.6), (known, 0.75)):
-        near = nearest(name, among, cutoff)
-        if near:
-            return f"did you mean {' or '.join(among[near][:3])}?"
-    return ""
+    near = nearest(name, known, 1.0)
+    if near is None:
+        near = nearest(name, keys_of(parent))
+        if near is not None:
+            return f"did you mean {prefix}{near}?"
+        near = nearest(name, known, 0.75)
+    if near is None:
+        return ""
+    return f"did you mean {' or '.join(known[near][:3])}?"

@@ -7,14 +7,13 @@ Environment variables are expanded here.
 import math
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from common.base.text import is_utf8
 from common.config.problem import ABSENT, ConfigError, Problem, join, shown_path
 from common.config.schema import admits, items_of
 
@@ -49,11 +48,12 @@ def by_key(node: Node, key: str = "") -> Iterator[tuple[str, Node]]:
 
 def plain(node: Node) -> Any:
     """Return a node as plain data."""
-    if isinstance(node.value, dict):
-        return {name: plain(item) for name, item in node.value.items()}
-    if isinstance(node.value, list):
-        return [plain(item) for item in node.value]
-    return node.value
+    value = node.value
+    if isinstance(value, dict):
+        return {name: plain(item) for name, item in value.items()}
+    if isinstance(value, list):
+        return [plain(item) for item in value]
+    return value
 
 
 # --- scalars -----------------------------------------------------------------------------------------------------
@@ -61,8 +61,10 @@ def plain(node: Node) -> Any:
 _NUMBER = re.compile(
     r"[-+]?(\.[0-9]+|(0|[1-9][0-9]*)(\.[0-9]*)?)([eE][-+]?[0-9]+)?|[-+]?\.?(inf|Inf|INF)|\.?(nan|NaN|NAN)"
 )
-_NAMED = {word: value for name, value in (("true", True), ("false", False), ("null", None))
-          for word in (name, name.capitalize(), name.upper())} | {"": None, "~": None, "None": None}  # fmt: skip
+_NAMED = {
+    "true": True, "True": True, "TRUE": True, "false": False, "False": False, "FALSE": False,
+    "null": None, "Null": None, "NULL": None, "None": None, "~": None, "": None,
+}  # fmt: skip
 # $$, ${env:NAME}, ${env:NAME:-default}, ${section.key}, or the beginning of something else
 _VARIABLE = re.compile(r"\$(?:(\$)|\{env:([A-Za-z_]\w*)(?::-([^}]*))?\}|\{([^\s${}:]+)\}|\{)")
 
@@ -73,20 +75,16 @@ def scalar(text: str) -> Any:
         return _NAMED[text]
     if not _NUMBER.fullmatch(text):
         return text
-    return int(text) if text.lstrip("+-").isdecimal() else float(text.lower().replace(".i", "i").replace(".n", "n"))
+    if text.lstrip("+-").isdecimal():
+        return int(text)
+    return float(text.lower().replace(".i", "i").replace(".n", "n"))
 
 
-def list_items(text: str, annotation: Any, quoted: bool = True) -> list[str]:
-    """Return the items of text like `0,1,2` where a list is expected and no text; else none.
-
-    Of quoted text, only numbers.
-    """
+def list_items(text: str, annotation: Any) -> list[str]:
+    """Return the items of text like `0,1,2` where a list is expected and no text; else none."""
     if "," not in text or not admits(annotation, list) or admits(annotation, str, Any):
         return []
-    items = [item.strip() for item in text.removesuffix(",").split(",")]
-    if quoted and any(isinstance(scalar(item), str) for item in items):
-        return []
-    return items
+    return [item.strip() for item in text.removesuffix(",").split(",")]
 
 
 def scalar_node(text: str, quoted: bool, origin: str) -> Node:
@@ -100,8 +98,10 @@ def scalar_node(text: str, quoted: bool, origin: str) -> Node:
         return Node(text, origin, problem=str(error))
     if references_in(text):
         return Node(text, origin, refers=True)
-    text = fill_in(text, str)
-    return Node(text, origin) if quoted else Node(scalar(text), origin, text)
+    text = fill_in(text, {})
+    if quoted:
+        return Node(text, origin)
+    return Node(scalar(text), origin, text)
 
 
 def references_in(text: str) -> list[str]:
@@ -109,9 +109,15 @@ def references_in(text: str) -> list[str]:
     return [match[4] for match in _VARIABLE.finditer(text) if match[4]]
 
 
-def fill_in(text: str, value_of: Callable[[str], str]) -> str:
-    """`text` with every reference replaced by `value_of(key)`, and `$$` by a dollar."""
-    return _VARIABLE.sub(lambda match: value_of(match[4]) if match[4] else "$", text)
+def fill_in(text: str, values: Mapping[str, str]) -> str:
+    """`text` with every reference replaced by the value of its key, and `$$` by a dollar."""
+
+    def value_of(match: re.Match[str]) -> str:
+        if match[4]:
+            return values[match[4]]
+        return "$"
+
+    return _VARIABLE.sub(value_of, text)
 
 
 def _expand(match: re.Match[str]) -> str:
@@ -122,10 +128,8 @@ def _expand(match: re.Match[str]) -> str:
     if not name:
         raise ValueError("write ${section.key}, ${env:NAME}, ${env:NAME:-default}, or $$ for a dollar")
     value = os.environ.get(name)
-    if not is_utf8(value or ""):
-        raise ValueError(f"the environment variable {name} is not UTF-8; rename what it names, or write it in UTF-8")
-    if default is not None:  # as in a shell, `:-` also replaces an empty variable
-        value = value or default
+    if default is not None:
+        value = value or default  # as in a shell, `:-` also replaces an empty variable
     if value is None:
         raise ValueError(f"the environment variable {name} is not set; set it, or write ${{env:{name}:-default}}")
     return value.replace("$", "$$")
@@ -162,15 +166,19 @@ class _Loader(yaml.SafeLoader):
         return Node([self.construct_object(item, deep=True) for item in node.value], self._origin(node))
 
     def _mapping(self, node: yaml.MappingNode) -> Node:
-        keys = [key for key, _ in node.value if key.tag != _MERGE]
+        origins: dict[Any, list[str]] = {}
+        for key, _ in node.value:
+            if not isinstance(key, yaml.ScalarNode):
+                raise yaml.MarkedYAMLError(problem="a key must be a string; quote it", problem_mark=key.start_mark)
+            origins.setdefault(key.value, []).append(self._origin(key))
         self.flatten_mapping(node)  # `<<: *name`: the entries merged in come first, so the mapping's own win
         entries: dict[str, Node] = {}
         for key, item in node.value:
-            if not isinstance(key, yaml.ScalarNode):
-                raise yaml.MarkedYAMLError(problem="a key must be a string; quote it", problem_mark=key.start_mark)
             value = self.construct_object(item, deep=True)
-            origins = [self._origin(other) for other in keys if other.value == key.value]
-            problem = f"this key is given twice, at {' and '.join(origins)}" if len(origins) > 1 else value.problem
+            problem = value.problem
+            places = origins.get(key.value, [])
+            if len(places) > 1:
+                problem = f"this key is given twice, at {' and '.join(places)}"
             entries[key.value] = replace(value, origin=self._origin(key), problem=problem)  # the key's line
         flag = entries.pop("$REPLACE", Node(False, "")).value
         if not isinstance(flag, bool):
@@ -195,9 +203,9 @@ def read_file(path: Path) -> Node:
         body = read_text(path.read_text("utf-8-sig"), origin_at) or Node({}, origin_at(0))
     except UnicodeDecodeError as error:
         line = error.object[: error.start].count(b"\n")
-        raise _error("the file is not UTF-8 text; save it as UTF-8", origin_at(line)) from error
+        raise _error("the file is not UTF-8 text", origin_at(line)) from error
     if not isinstance(body.value, dict):
-        raise _error('the top level of the file must be a mapping of keys to values; write "key: value"', body.origin)
+        raise _error('the top level of the file must be a mapping: "key: value"', body.origin)
     return body
 
 
@@ -206,44 +214,48 @@ def read_text(text: str, origin_at: Callable[[int], str]) -> Node | None:
     try:
         loader = _Loader(text, origin_at)
         root = loader.get_single_node()
+        if root is None:
+            return None
         _count(root, {}, origin_at)
-        node: Node | None = loader.construct_document(root) if root else None
-    except RecursionError as error:
-        raise _error("values are nested too deeply", origin_at(loader.line)) from error
+        node: Node = loader.construct_document(root)
+        return node
     except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
-        line = mark.line if mark else 0
-        cause = ", ".join(filter(None, (error.context, error.problem)))
-        shown = "near these lines:"
-        for at, code in enumerate(text.splitlines()[: line + 1], 1):
-            if at >= line:
-                shown += f"\n      {at:>4} | {code}"
-        raise _error(f"invalid YAML: {cause}", origin_at(line), shown) from error
+        line = 0
+        if error.problem_mark is not None:
+            line = error.problem_mark.line
+        cause = f"{error.context or ''} {error.problem}".strip()
+        raise _error(f"invalid YAML: {cause}", origin_at(line)) from error
     except yaml.reader.ReaderError as error:
         line = text[: error.position].count("\n")
-        raise _error("the file contains a control character; remove it", origin_at(line)) from error
-    return node
+        raise _error("the file contains a control character", origin_at(line)) from error
 
 
-def _count(node: yaml.Node | None, counts: dict[int, int], origin_at: Callable[[int], str]) -> int:
+def _count(node: yaml.Node, counts: dict[int, int], origin_at: Callable[[int], str]) -> int:
     """Count the values that a node stands for, each alias anew. `counts`: the numbers of earlier nodes.
 
     Raises `ConfigError` if aliases add too many: thirty lines can stand for 10^9 values, which would take minutes.
     """
-    if node is None or id(node) in counts:
-        return counts.get(id(node), 0)
+    if id(node) in counts:
+        return counts[id(node)]
     counts[id(node)] = 0  # an alias inside its own anchor, which the construction refuses
-    pairs = node.value if isinstance(node, yaml.MappingNode) else []
-    parts = [part for pair in pairs for part in pair] or (node.value if isinstance(node, yaml.SequenceNode) else [])
-    total = counts[id(node)] = 1 + sum(_count(part, counts, origin_at) for part in parts)
+    parts: list[yaml.Node] = []
+    if isinstance(node, yaml.SequenceNode):
+        parts = node.value
+    elif isinstance(node, yaml.MappingNode):
+        for key, value in node.value:
+            parts += [key, value]
+    total = 1
+    for part in parts:
+        total += _count(part, counts, origin_at)
+    counts[id(node)] = total
     if total > len(counts) + MOST_COPIED:
         rule = f"aliases (*name) must not add more than {MOST_COPIED:,} values, and these stand for {total:,}"
-        raise _error(rule, origin_at(node.start_mark.line), "write the values, or refer to keys: ${section.key}")
+        raise _error(rule, origin_at(node.start_mark.line))
     return total
 
 
-def _error(rule: str, origin: str, hint: str = "") -> ConfigError:
-    return ConfigError([Problem("", ABSENT, rule, hint, origin)])
+def _error(rule: str, origin: str) -> ConfigError:
+    return ConfigError([Problem("", ABSENT, rule, origin=origin)])
 
 
 # --- writing --------------------------------------------------------------------------------------------------------
@@ -254,13 +266,15 @@ class _Dumper(yaml.SafeDumper):
 
 
 def _text(dumper: yaml.SafeDumper, text: str) -> yaml.Node:
-    safe = scalar(text) == text and text.isprintable() and text != "<<"
-    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=None if safe else '"')
+    style = '"'
+    if scalar(text) == text and text.isprintable() and text != "<<":
+        style = ""
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
 
 
 def _list(dumper: yaml.SafeDumper, items: list[Any]) -> yaml.Node:
-    flat = not any(isinstance(item, (dict, list)) for item in items)
-    return dumper.represent_sequence("tag:yaml.org,2002:seq", items, flow_style=flat or None)
+    is_nested = any(isinstance(item, (dict, list)) for item in items)
+    return dumper.represent_sequence("tag:yaml.org,2002:seq", items, flow_style=not is_nested or None)
 
 
 _Dumper.add_representer(str, _text)
@@ -272,7 +286,9 @@ def dump(values: Any, flow: bool = False) -> str:
     text: str = yaml.dump(
         _escape(values), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=math.inf, default_flow_style=flow
     )
-    return text.removesuffix("\n").removesuffix("\n...") if flow else text
+    if flow:
+        return text.removesuffix("\n").removesuffix("\n...")
+    return text
 
 
 def _escape(values: Any) -> Any:
@@ -281,4 +297,6 @@ def _escape(values: Any) -> Any:
         return {name: _escape(value) for name, value in values.items()}
     if isinstance(values, list):
         return [_escape(value) for value in values]
-    return values.replace("$", "$$") if isinstance(values, str) else values
+    if isinstance(values, str):
+        return values.replace("$", "$$")
+    return values

@@ -16,7 +16,7 @@ from tqdm import tqdm
 from common.base.files import warn_on_oserror
 from common.base.text import label, number
 from common.config import dump, section
-from common.config.registry import WRITER_REGISTRY, RegisteredList
+from common.config.registry import WRITER_REGISTRY, Registered
 from common.distributed import Rank, max_over_ranks, sum_over_ranks
 from common.monitor.clock import Clock, Timing, peak_memory
 from common.monitor.line import current_epoch, evaluation_line, position, train_line
@@ -44,7 +44,7 @@ class MonitorConfig:
     smooth: Annotated[int, Field(ge=1, description="steps over which the log line's losses are averaged")] = 20
     writers: Annotated[
         list[str | dict[str, Any]],
-        RegisteredList(WRITER_REGISTRY),
+        Registered(WRITER_REGISTRY),
         Field(description="where curves go, names or {type: ...} with settings; see docs/monitor.md"),
     ] = field(default_factory=lambda: ["tensorboard"])
     bar: Annotated[Literal["auto", "on", "off"], Field(description="progress bar; auto: on a terminal")] = "auto"

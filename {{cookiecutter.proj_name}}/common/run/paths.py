@@ -4,7 +4,7 @@ import os
 import re
 import shlex
 from pathlib import Path
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 from pydantic import Field
 
@@ -18,8 +18,6 @@ from common.config.problem import shown_path
 @section
 class DirConfig:
     """Folders. A relative path starts at the project's root, wherever the command is given."""
-
-    __renamed__: ClassVar[dict[str, str]] = {"expr_dir": "runs_dir"}
 
     runs_dir: Annotated[str | None, Field(description="parent of all run folders; null: <project>/experiments")] = None
     data_dir: Annotated[str | None, Field(description="parent of all datasets; null: <project>/data")] = None

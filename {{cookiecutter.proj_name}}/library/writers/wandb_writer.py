@@ -8,8 +8,10 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from common.config.registry import WRITER_REGISTRY
+from common.config.registry import WRITER_REGISTRY, needs
 from common.monitor.writer import Writer, WriterRun
+
+needs("wandb")
 
 
 @WRITER_REGISTRY.register("wandb")
@@ -25,8 +27,6 @@ class WandbWriter(Writer):
         mode: online, or offline: write to the run folder only, for `wandb sync`.
         tags: tags of the run.
     """
-
-    package = "wandb"
 
     def __init__(
         self,

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from common.config import section
-from common.config.registry import AFTER_SAVE_REGISTRY, RegisteredList
+from common.config.registry import AFTER_SAVE_REGISTRY, Registered
 
 
 @section
@@ -15,6 +15,6 @@ class CheckpointConfig:
 
     after_save: Annotated[
         list[str | dict[str, Any]],
-        RegisteredList(AFTER_SAVE_REGISTRY),
+        Registered(AFTER_SAVE_REGISTRY),
         Field(description="functions called with each saved file, in the background: uploads"),
     ] = field(default_factory=list)

@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import field
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 import pytest
 from pydantic import Field
@@ -34,8 +34,6 @@ class Inner:
 class Optim:
     """How weights change. More text."""
 
-    __renamed__: ClassVar[dict[str, str]] = {"ema_min": "eta_min"}
-
     lr: Annotated[float, Field(gt=0, description="learning rate")] = 1e-3
     eta_min: float = 0.0
     kind: Literal["adam", "sgd"] = "adam"
@@ -51,8 +49,6 @@ class Optim:
 @section
 class Config:
     """Everything."""
-
-    __renamed__: ClassVar[dict[str, str]] = {"seed": "optim.lr", "rank": "the launcher sets it; remove it"}
 
     name: str = "default"
     resume: str | None = None
@@ -191,9 +187,6 @@ WRONG = [
     ("lr: 1\n", [], ["lr = 1", "did you mean optim.lr?"]),
     ("decay: 1\n", [], ["did you mean optim.inner.decay?"]),
     ("Flag: true\n", [], ["did you mean flag?"]),
-    ("optim: {ema_min: 1}\n", [], ["it is called optim.eta_min"]),
-    ("seed: 1\n", [], ["it is called optim.lr"]),
-    ("rank: 1\n", [], ["the launcher sets it"]),
     ("optim: {lr: abc}\n", [], ["optim.lr = 'abc'", "must be a number", "a.yaml:1"]),
     ("optim: {lr: 1e400}\n", [], ["optim.lr = inf", "must be a finite number"]),
     ("optim: {lr: null}\n", [], ["optim.lr = null", "must be a number"]),
@@ -217,7 +210,7 @@ WRONG = [
     ("name: x\n", ["--name.a", "1"], ["name", "--name.a 1", "must be text"]),
     ("", ["--val", "null", "--val", "{}"], ["more than once"]),
     ("", ["--optim..lr", "1"], ["unknown key"]),
-    ("", ["optim.lr=1"], ["did you mean --optim.lr=1?"]),
+    ("", ["optim.lr=1"], ["unexpected argument 'optim.lr=1'", "write --key value"]),
     ("", ["--gpu_ids", "0", "1"], ["unexpected argument '1'"]),
     ("", ["--gpu_ids", "[0,"], ["gpu_ids = '[0,'", "quotes"]),
     ("", ["--debug"], ["--debug", "no debug settings"]),
@@ -234,15 +227,12 @@ def test_mistakes_are_explained(text: str, argv: list[str], pieces: list[str]) -
     assert "has 1 problem:" in message, message
 
 
-def test_every_problem_at_once_on_one_screen() -> None:
-    """Unknown keys, types, limits, checks and files are reported together; very many are cut."""
+def test_every_problem_at_once() -> None:
+    """Unknown keys, types, limits, checks and files are reported together."""
     text = "optim: {lrr: 1, inner: {decay: 2}}\nmodel: {width: 3}\nname: x\nname: y\ngpu_ids: x\n"
     message = refusal(text, "--kind", "x")
     assert all(key in message for key in ("optim.lrr", "optim.inner.decay", "model.width", "name", "gpu_ids", "kind ="))
     assert "6 problems" in message
-    many = refusal("".join(f"x{at}: 1\n" for at in range(50)))
-    assert "and 30 more" in many
-    assert len(many.splitlines()) < 45
 
 
 def test_debug_layers_its_own_values_only() -> None:
