@@ -91,15 +91,24 @@ class Task(ModelHolder, ABC):
         Raises:
             UserError: the output has no such tensors, so the task must override this method.
         """
-        named = output if isinstance(output, Mapping) else {"output": output}
-        tensors = {name: value for name, value in named.items() if isinstance(value, Tensor) and value.ndim}
-        size = len(next(iter(tensors.values()), ()))
-        small = {name: value for name, value in tensors.items() if len(value) == size and value.numel() <= 16 * size}
-        if not small:
+        named = {"output": output}
+        if isinstance(output, Mapping):
+            named = dict(output)
+        size = 0  # of the batch: as the first tensor says
+        columns: dict[str, list[Any]] = {}
+        for name, value in named.items():
+            if not isinstance(value, Tensor) or value.ndim == 0:
+                continue
+            size = size or len(value)
+            if value.numel() == size:
+                columns[name] = value.flatten().tolist()
+            elif len(value) == size and value.numel() <= 16 * size:
+                columns[name] = value.tolist()
+        if not columns:
             kind = type(self).__name__
             raise UserError(f"{kind} needs a method describe(output, batch) that returns a dict for each sample")
-        columns = [(value.flatten() if value.numel() == size else value).tolist() for value in small.values()]
-        return [dict(zip(small, row, strict=True)) for row in zip(*columns, strict=True)]
+        rows = zip(*columns.values(), strict=True)
+        return [dict(zip(columns, row, strict=True)) for row in rows]
 
     def pictures(self, output: Any, batch: Any, limit: int) -> list[Picture]:
         """Return up to `limit` pictures of a batch after `post_process`; may be empty."""
@@ -140,11 +149,13 @@ class Task(ModelHolder, ABC):
         Raises:
             UserError: the model has no part with that name.
         """
-        parts = dict(self.named_modules())
-        if update != "all" and update not in parts:
+        if update == "all":
+            return self.parameters()
+        part = dict(self.named_modules()).get(update)
+        if part is None:
             kind = type(self).__name__
             raise UserError(f"{kind}.updates: the model has no part called {update}; override {kind}.trained_by")
-        return parts[update].parameters() if update in parts else self.parameters()
+        return part.parameters()
 
     def groups(self) -> Iterable[Group]:
         """Parameter groups with their own learning rate or weight decay; the config groups all other parameters."""
@@ -180,8 +191,12 @@ class Parts:
 
     def deciding_data(self) -> dict[str, BatchStream | EvaluationLoader]:
         """Return the data that affect the result, by name: of training, and of validation, which pick the best."""
-        stages = {f"train of stages[{number}]": stream for number, stream in self.stage_streams.items()}
-        return {"train": self.stream, **stages, **{label(v.split, v.name): v for v in self.val}}
+        data: dict[str, BatchStream | EvaluationLoader] = {"train": self.stream}
+        for number, stream in self.stage_streams.items():
+            data[f"train of stages[{number}]"] = stream
+        for loader in self.val:
+            data[label(loader.split, loader.name)] = loader
+        return data
 
     @property
     def data(self) -> list[BatchStream | EvaluationLoader]:

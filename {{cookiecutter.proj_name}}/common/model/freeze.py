@@ -33,26 +33,20 @@ def freeze(model: nn.Module, patterns: Sequence[str]) -> Callable[[], None]:
     names = parameter_names(model)
     chosen = match_names(patterns, names, "prepare.freeze")
     frozen = set(chosen)
-    named = model.named_parameters(remove_duplicate=False)
-    trained = [parameter for name, parameter in named if name in frozen and parameter.requires_grad]
-    for parameter in trained:
-        parameter.requires_grad_(False)
+    trained = []
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        if name in frozen and parameter.requires_grad:
+            parameter.requires_grad_(False)
+            trained.append(parameter)
     norms = []
     for name, module in model.named_modules():
         is_free = isinstance(module, _NormBase) and "train" not in vars(module)
         if is_free and _is_frozen(name, module, names, frozen):
+            _keep_in_evaluation(module)
             norms.append(module)
-    for norm in norms:
-        _keep_in_evaluation(norm)
     if chosen:
-        text = "frozen: {} of {} parameters, {} norms in evaluation mode: {}"
-        logger.info(
-            text,
-            len(frozen),
-            len(names),
-            len(norms),
-            join_names(chosen),
-        )
+        counts = f"{len(frozen)} of {len(names)} parameters, {len(norms)} norms in evaluation mode"
+        logger.info("frozen: {}: {}", counts, join_names(chosen))
 
     def unfreeze() -> None:
         for parameter in trained:
@@ -74,10 +68,13 @@ def check_trained(model: nn.Module, trained: Iterable[nn.Parameter]) -> None:
     trained = set(trained)
     for name, parameter in model.named_parameters():
         if parameter.requires_grad != (parameter in trained):
+            change = "frozen"
+            if parameter.requires_grad:
+                change = "unfrozen"
             raise UserError(
-                f"{name} was {'unfrozen' if parameter.requires_grad else 'frozen'} after the model was prepared: the "
-                "optimizer and gradient synchronization are not aware of it. Use prepare.freeze, or do it in the "
-                "model's __init__. To change it during training, use stages"
+                f"{name} was {change} after the model was prepared: the optimizer and gradient synchronization are not "
+                "aware of it. Use prepare.freeze, or do it in the model's __init__. To change it during training, use "
+                "stages"
             )
 
 
@@ -108,8 +105,8 @@ def _is_frozen(
     prefix = f"{name}."
     if not list(norm.parameters()):
         prefix = name.removesuffix(name.rpartition(".")[2])
-    inside = [name for name in names if name.startswith(prefix)]
-    return bool(inside) and frozen.issuperset(inside)
+    inside = {name for name in names if name.startswith(prefix)}
+    return bool(inside) and inside <= frozen
 
 
 def _keep_in_evaluation(module: nn.Module) -> None:

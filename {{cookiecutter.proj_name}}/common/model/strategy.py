@@ -21,11 +21,12 @@ _NOTHING = nullcontext()
 
 def check_names(task: nn.Module) -> None:
     """Raise `UserError` if a part of the model and another part of the task have the same name."""
-    names = [name for name, _ in task.named_parameters(remove_duplicate=False)]
-    names += [name for name, _ in task.named_buffers(remove_duplicate=False)]
-    twice = sorted({name for name in names if names.count(name) > 1})
-    if twice:
-        raise UserError(f"{type(task).__name__} and its model both have a tensor called {twice[0]}; rename one of them")
+    parameters = task.named_parameters(remove_duplicate=False)
+    names: set[str] = set()
+    for name, _ in chain(parameters, task.named_buffers(remove_duplicate=False)):
+        if name in names:
+            raise UserError(f"{type(task).__name__} and its model both have a tensor called {name}; rename one of them")
+        names.add(name)
 
 
 class ModelHolder(nn.Module):
@@ -161,12 +162,13 @@ def warm_up_ddp(
 def _refuse_unused(model: nn.Module, trained: Sequence[nn.Parameter], rank: Rank) -> None:
     unused = gather_objects(without_gradient(model, trained), rank)
     names = list(dict.fromkeys(chain.from_iterable(unused)))
+    if not names:
+        return
     where = ""
-    if any(names_of_rank != names for names_of_rank in unused):
+    if unused.count(names) < len(unused):
         where = ", on some of the ranks"
-    if names:
-        raise UserError(
-            f"{len(names)} parameters get no gradient in a first step{where}, and DDP would wait for it: "
-            f"{join_names(names)}.\n  Use them in the model's forward and in the loss, or freeze (prepare.freeze); "
-            "if which are used changes from batch to batch: --dist.find_unused_parameters true"
-        )
+    raise UserError(
+        f"{len(names)} parameters get no gradient in a first step{where}, and DDP would wait for it: "
+        f"{join_names(names)}.\n  Use them in the model's forward and in the loss, or freeze (prepare.freeze); "
+        "if which are used changes from batch to batch: --dist.find_unused_parameters true"
+    )

@@ -5,10 +5,9 @@ from typing import Annotated, Any, Literal
 
 import torch
 from pydantic import Field
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from common.base.errors import UserError
 from common.base.nested import map_tensors
 from common.config import section
 
@@ -44,8 +43,10 @@ class Precision:
 
     def autocast(self) -> AbstractContextManager[Any]:
         """Return the context of the forward pass and the loss."""
+        if self._narrow is None:
+            return _NOTHING
         # A new one each time (1 us): the object stores the state it replaced, and so cannot be nested in itself.
-        return _NOTHING if self._narrow is None else torch.autocast(self._device_type, self._narrow)
+        return torch.autocast(self._device_type, self._narrow)
 
     def step(self, optimizer: Optimizer) -> bool:
         """Update the weights. Returns False if the step was skipped (fp16: gradients that are not finite).
@@ -59,11 +60,12 @@ class Precision:
         hook = optimizer.register_step_post_hook(lambda *_: stepped.append(True))
         self.scaler.step(optimizer)
         hook.remove()
+        is_taken = bool(stepped)
         if getattr(optimizer, "_step_supports_amp_scaling", False):  # fused: called anyway, and skips on the device
             found = self.scaler._found_inf_per_device(optimizer)
-            stepped = [True] * (sum(float(value) for value in found.values()) == 0)
+            is_taken = not any(map(float, found.values()))
         self.scaler.update()
-        return bool(stepped)
+        return is_taken
 
     def scale(self) -> float:
         """Return what the loss is multiplied by. Waits for the device."""
@@ -71,13 +73,15 @@ class Precision:
 
     def cast(self, model: nn.Module) -> nn.Module:
         """Cast the model with weights of this precision. Call it before the optimizer is built."""
-        return model.double() if self.mode == "fp64" else model
+        if self.mode == "fp64":
+            return model.double()
+        return model
 
     def cast_batch(self, batch: Any) -> Any:
         """Cast the floating point tensors of a batch (nested dicts, lists, tuples of tensors) to this precision."""
         if self.mode != "fp64":
             return batch
-        return map_tensors(batch, lambda tensor: tensor.double() if tensor.is_floating_point() else tensor)
+        return map_tensors(batch, _doubled)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of the loss scaler; empty unless the loss is scaled."""
@@ -89,15 +93,19 @@ class Precision:
             self.scaler.load_state_dict(state)
 
 
-def build_precision(config: PrecisionConfig, device: torch.device) -> Precision:
-    """Build the configured precision on `device`. Sets torch's process-wide TF32 switches when `tf32` says so.
+def _doubled(tensor: Tensor) -> Tensor:
+    if tensor.is_floating_point():
+        return tensor.double()
+    return tensor
 
-    Raises `UserError` when the device cannot compute in it.
-    """
-    if config.mode == "fp64" and device.type == "mps":
-        raise UserError("precision.mode: fp64: an Apple GPU has no 64-bit floats; use fp32, or --gpu_ids -1")
+
+def build_precision(config: PrecisionConfig, device: torch.device) -> Precision:
+    """Build the configured precision on `device`. Sets torch's process-wide TF32 switches when `tf32` says so."""
     if config.tf32 is not None:
+        products = "highest"
+        if config.tf32:
+            products = "high"
         # The older pair of switches: torch.compile reads them, which fails once the newer `fp32_precision` was set.
-        torch.set_float32_matmul_precision("high" if config.tf32 else "highest")
+        torch.set_float32_matmul_precision(products)
         torch.backends.cudnn.allow_tf32 = config.tf32
     return Precision(config.mode, device.type)

@@ -152,7 +152,7 @@ class LrSchedulerConfig:
         ours = {"step", "steps", "milestones", "mode", *vars(self)}  # these do not come from `args`
         if "steps_per_epoch" not in self.args:
             ours.add("steps_per_epoch")
-        provided = tuple(name for name in parameter_names(target) if name in ours)
+        provided = tuple(ours.intersection(parameter_names(target)))
         yield from check_arguments(target, self.args, "args", lambda: f"{self.type} ({file_of(target)})", provided)
 
 
@@ -208,8 +208,8 @@ class Schedule:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a saved state. A function of the step has none, needs none, and can replace any schedule."""
-        if self.plateau is not None and self.plateau.state.keys() <= state.keys():
-            self.plateau.state = {key: state[key] for key in self.plateau.state}
+        if self.plateau is not None and self.plateau.state.keys() == state.keys():
+            self.plateau.state = dict(state)
 
 
 def build_schedule(
@@ -244,8 +244,10 @@ def build_schedule(
         known["steps"] = end - warmup
     if "milestones" in parameter_names(target):
         known["milestones"] = [_steps("lr_steps", point, steps_per_epoch) - warmup for point in config.lr_steps]
-    arguments = {name: known[name] for name in parameter_names(target) if name in known}
-    arguments |= fit_arguments(target, config.args)
+    arguments = fit_arguments(target, config.args)
+    for name in parameter_names(target):
+        if name in known:
+            arguments.setdefault(name, known[name])
     factor = partial(target, **arguments)
     if isinstance(target, type):
         factor = target(**arguments)
