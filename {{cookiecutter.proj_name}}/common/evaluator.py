@@ -120,13 +120,11 @@ class Evaluator:
             if number:
                 raise EvaluationInterrupted(number)
             losses, samples = seen.losses.means(self.rank)
-            values: dict[str, float] = {}  # the sum first, also under the name of a single loss
-            for name, value in losses.items():
-                if name == "loss" or value == losses.get("loss"):
-                    values[name] = value
-            values |= seen.metrics.compute()
-            pictures = seen.selection.finish() if seen.selection else []
-            return SetResult(values | losses, samples, pictures)
+            values = losses | seen.metrics.compute()
+            pictures = []
+            if seen.selection:
+                pictures = seen.selection.finish()
+            return SetResult(values, samples, pictures)
 
     def sanity_check(self, loaders: Sequence[EvaluationLoader], *, needs_loss: bool = False) -> None:
         """Evaluate one batch of every set, so that mistakes in evaluation show before training, not an epoch later.
@@ -224,7 +222,7 @@ class _Pass:
         self.losses = LossSums()
         self.metrics = task.metric.start(rank)
         self.batches = 0
-        self.selection = gallery.begin(task, rank, fixed=fixed) if gallery else None
+        self.selection = gallery and gallery.begin(task, rank, fixed=fixed)
 
 
 def _try_compute(metrics: MetricDict) -> None:

@@ -73,7 +73,8 @@ class Interval:
         if match is None:
             raise UserError(f'{value!r} is not an interval: write a number of {unit}s, "200step" or "0.5epoch"')
         amount = max(Fraction(match[1]), Fraction(0))
-        unit = "step" if (match[2] or unit) == "step" else "epoch"
+        if match[2]:
+            unit = match[2]  # type: ignore[assignment]
         if unit == "step" and amount.denominator != 1:
             raise UserError(f"{value!r} is not an interval: the number of steps must be whole")
         return cls(amount, unit)

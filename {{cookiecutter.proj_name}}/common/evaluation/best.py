@@ -107,7 +107,7 @@ class BestTracker:
         if state["metric"] != self.config.metric or state["mode"] != self.mode:
             logger.warning("the checkpoint tracked {metric} ({mode}); best and early-stop state are reset", **state)
             return
-        self.best = None if state["best"] is None else Best(*state["best"])
+        self.best = state["best"] and Best(*state["best"])
         self.waited = state["waited"]
 
 

@@ -123,8 +123,9 @@ class LossFactory(nn.Module):
         self.at = TaskPosition()  # set by the trainer
         self.terms: list[Term] = []
         self._weights: dict[str, float] = {}
+        sections = sections or {}
         for name in measured_losses(sections)[1:]:
-            part = (sections or {})[name] or {}
+            part = sections[name] or {}
             function = LOSS_REGISTRY.build({"type": name, **part}, ignore=_OWN)
             self.terms.append(Term(name, function, inputs=part.get("inputs")))
             if isinstance(function, nn.Module):
@@ -144,7 +145,7 @@ class LossFactory(nn.Module):
     def forward(self, output: Any, batch: Any) -> Losses:
         """`loss` and its parts; nothing if no loss is configured."""
         losses: Losses = {}
-        total: Tensor | None = None
+        weighted: list[Tensor] = []
         for term in self.terms:
             weight = self._weights[term.name]
             value = term(output, batch)
@@ -155,10 +156,10 @@ class LossFactory(nn.Module):
             for value in parts.values():
                 if weight != 1.0:
                     value = value * weight
-                total = value if total is None else total + value
-        if total is None:
+                weighted.append(value)
+        if not weighted:
             return {}
-        return {"loss": total, **losses}
+        return {"loss": sum(weighted[1:], weighted[0]), **losses}
 
 
 def measured_losses(sections: Mapping[str, Any] | None) -> list[str]:
@@ -205,15 +206,14 @@ class LossSums:
             all_samples += samples
             total += count
             for name, mean in losses.items():
+                values = terms[name]
                 if count:  # the mean over nothing is NaN
-                    terms[name].append(mean * count)
-                else:
-                    terms[name].append(0.0)
+                    values.append(mean * count)
         means: dict[str, float] = {}
         for name, values in terms.items():
             # Rounded once, so the order of the terms has no effect; `fsum` raises an error for infinities of two signs.
+            add = sum
             if all(map(math.isfinite, values)):
-                means[name] = math.fsum(values) / max(total, 1)
-            else:
-                means[name] = sum(values) / max(total, 1)
+                add = math.fsum
+            means[name] = add(values) / max(total, 1)
         return means, all_samples

@@ -68,7 +68,9 @@ def _ink_is_bright(sample: dict[str, Any]) -> dict[str, Any]:
     """Invert scans, where ink is dark on light paper: in the data, ink is bright."""
     image = sample["image"]
     border = torch.cat([image[:, 0].flatten(), image[:, -1].flatten(), image[..., 0].flatten()])
-    return {**sample, "image": 1 - image if border.median() > 0.5 else image}
+    if border.median() > 0.5:
+        image = 1 - image
+    return {**sample, "image": image}
 
 
 def _shift(image: Tensor, limit: int) -> Tensor:

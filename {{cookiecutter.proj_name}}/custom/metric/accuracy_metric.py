@@ -35,4 +35,6 @@ class Accuracy(Metric):
         self.count += other.count
 
     def compute(self) -> float:
-        return self.correct / self.count if self.count else math.nan
+        if self.count == 0:
+            return math.nan
+        return self.correct / self.count

@@ -59,29 +59,42 @@ class ClassificationTask(Task):
 
     def class_name(self, number: int) -> str:
         """Return the name of a class, or its number if it has no name."""
-        return self.classes[number] if number < len(self.classes) else str(number)
+        if number < len(self.classes):
+            return self.classes[number]
+        return str(number)
 
     def drawn_name(self, number: int) -> str:
         """Return the name of a class for a picture; its number if the name has other letters than ASCII."""
-        return self.class_name(number) if self.class_name(number).isascii() else str(number)
+        name = self.class_name(number)
+        if name.isascii():
+            return name
+        return str(number)
 
     def pictures(self, output: dict[str, Any], batch: dict[str, Any], limit: int) -> list[Picture]:
         """Return images with their label, the prediction if it differs, its probability, and the name of the sample.
 
         Without labels, the prediction is shown."""
         images = original(batch)[:limit].permute(0, 2, 3, 1).cpu().numpy()
-        predictions = output["prediction"][:limit].tolist()
-        known = batch if isinstance(batch, Mapping) else {"label": batch["label"]}
-        labels = class_numbers(known["label"], output["logits"])[:limit].tolist() if "label" in known else predictions
+        predictions = output["prediction"].tolist()
+        probabilities = output["probability"].tolist()
+        labels = [-1] * len(predictions)
+        names = [""] * len(predictions)
+        if not isinstance(batch, Mapping) or "label" in batch:
+            labels = class_numbers(batch["label"], output["logits"]).tolist()
+        if isinstance(batch, Mapping):
+            names = batch.get("name") or names
         pictures = []
-        for image, name, label, prediction, probability in zip(
-            images, known.get("name") or [""] * limit, labels, predictions, output["probability"].tolist(), strict=False
-        ):
-            text = f"{self.drawn_name(prediction)} ({probability:.0%})"
-            if label not in (prediction, -1):
-                text = f"{self.drawn_name(label)} -> {text}"
+        for at, image in enumerate(images):
+            text = f"{self.drawn_name(predictions[at])} ({probabilities[at]:.0%})"
+            is_right = None
+            if labels[at] >= 0:
+                is_right = labels[at] == predictions[at]
+                if not is_right:
+                    text = f"{self.drawn_name(labels[at])} -> {text}"
+            name = names[at]
+            if len(name) > _LONGEST_NAME:
+                name = "..." + name[3 - _LONGEST_NAME :]
             if name:
-                text += f"\n{name if len(name) <= _LONGEST_NAME else '...' + name[3 - _LONGEST_NAME :]}"
-            ok = label == prediction if "label" in known and label >= 0 else None
-            pictures.append(Picture(image, text, ok))
+                text += f"\n{name}"
+            pictures.append(Picture(image, text, is_right))
         return pictures
