@@ -21,7 +21,9 @@ from common.optim.precision import Precision
 from common.progress import Position
 
 # Steps that fp16 skips in a row: a warning, or while the first scale is sought (from 65,536 down); the end of the run.
-_WARNED, _SEARCH, _ENDED = 5, 10, 20
+_WARNED = 5
+_SEARCH = 10
+_ENDED = 20
 
 
 def are_finite(tensors: Sequence[Tensor]) -> bool:
@@ -42,7 +44,9 @@ class LossCheck:
     """
 
     def __init__(self, stream: BatchStream, saver: Saver, rank: Rank) -> None:
-        self._stream, self._saver, self._rank = stream, saver, rank
+        self._stream = stream
+        self._saver = saver
+        self._rank = rank
         self._coming = deque[_Copied]()  # losses and norms of gradients, in the order in which they were computed
 
     def __call__(self, step: int, loss: Tensor) -> None:
@@ -56,13 +60,13 @@ class LossCheck:
 
     def bad_gradient(self, at: Position, update: str, norm: float) -> TrainingError:
         """Return the error for a gradient that is not finite though the losses are: it is the sum over all samples."""
-        of = "" if update == "all" else f" of update {update}"
-        samples = sorted({number for batch in self._stream.samples(at, everywhere=True) for number in batch})
-        where = sample_text([samples])
-        return not_finite(
-            f"the gradient{of} of step {at.step + 1}{where}, has the norm {norm:g}, though its loss is finite",
-            self._saver,
-        )
+        samples = set[int]()
+        for batch in self._stream.samples(at, everywhere=True):
+            samples.update(batch)
+        where = f"of step {at.step + 1}{sample_text([sorted(samples)])}"
+        if update != "all":
+            where = f"of update {update} {where}"
+        return not_finite(f"the gradient {where}, has the norm {norm:g}, though its loss is finite", self._saver)
 
     def finish(self) -> None:
         """Check what was copied. Waits for the device."""
@@ -85,7 +89,8 @@ class _Copied:
     """A scalar on its way from the device; `event`: when it has come."""
 
     def __init__(self, value: Tensor, error: Callable[[float], TrainingError]) -> None:
-        self.value, self.error = value.detach().to("cpu", non_blocking=True), error
+        self.value = value.detach().to("cpu", non_blocking=True)
+        self.error = error
         self.event = torch.Event(value.device)
         self.event.record()
 
@@ -103,15 +108,20 @@ class ScaledSteps:
     """
 
     def __init__(self, precision: Precision, saver: Saver) -> None:
-        self.skipped = self.steps = self.total = self._in_a_row = 0
+        self.skipped = 0
+        self.steps = 0
+        self.total = 0
+        self._in_a_row = 0
         self._warn_at = _SEARCH
-        self._precision, self._saver = precision, saver
+        self._precision = precision
+        self._saver = saver
 
     def add(self, step: int, *, taken: bool) -> None:
         """Count a step, from 1 up. Raises `TrainingError` if a smaller scale will not help."""
         self.steps += 1
         if taken:
-            self._in_a_row, self._warn_at = 0, _WARNED
+            self._in_a_row = 0
+            self._warn_at = _WARNED
             return
         self.skipped += 1
         self.total += 1
@@ -125,8 +135,9 @@ class ScaledSteps:
 
     def read(self) -> tuple[int, int]:
         """Return how many steps were skipped, and of how many, since the last call."""
-        found = self.skipped, self.steps
-        self.skipped = self.steps = 0
+        found = (self.skipped, self.steps)
+        self.skipped = 0
+        self.steps = 0
         return found
 
 
@@ -175,8 +186,10 @@ def step_check(
 
 def bad_loss(step: int, stream: BatchStream, saver: Saver, rank: Rank, name: str = "loss") -> TrainingError:
     """Return the error for a loss of `step` that is not finite on this rank; another `name`: a value of the task's."""
-    what = "the loss" if name == "loss" else name
-    return not_finite(f"{what} of step {step} is not a finite number ({bad_samples(stream, step, rank)})", saver)
+    if name == "loss":
+        name = "the loss"
+    where = bad_samples(stream, step, rank)
+    return not_finite(f"{name} of step {step} is not a finite number ({where})", saver)
 
 
 def not_finite(what: str, saver: Saver) -> TrainingError:

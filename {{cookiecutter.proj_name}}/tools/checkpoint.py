@@ -29,8 +29,10 @@ def main(argv: list[str]) -> int:
     state = read_checkpoint(options.file)
     if options.weights is not None:
         export(averaged_state_dict(state["model"], state), options.weights)
-        without = f" without {len(state['frozen'])} frozen tensors, which are not in the file"
-        print(f"wrote {options.weights}{without if state.get('frozen') else ''}")
+        without = ""
+        if state["frozen"]:
+            without = f" without {len(state['frozen'])} frozen tensors, which are not in the file"
+        print(f"wrote {options.weights}{without}")
     elif options.config:
         print(dump(state["about"]["config"]), end="")
     else:
@@ -40,37 +42,38 @@ def main(argv: list[str]) -> int:
 
 def summary(path: Path, state: Mapping[str, Any]) -> str:
     """Position, results, environment and every tensor of the model, as text."""
-    at, best, config, weights = state["position"], state["best"]["best"], state["about"]["config"], state["model"]
-    facts = {
-        "validated": state["values"],
-        "best": best and {"step": best[1], **best[2]},
-        "average": f"{state[AVERAGE]['updates']} updates" if state[AVERAGE] else None,
-        "parts": ", ".join(state),
-        **state["fingerprint"],
-        "code": f"{len(state['fingerprint'].get('code', {}))} files",
-    }
+    at = state["position"]
+    config = state["about"]["config"]
+    facts = {"validated": state["values"], "parts": ", ".join(state), **state["fingerprint"]}
+    best = state["best"]["best"]
+    if best:
+        facts["best"] = {"step": best[1], **best[2]}
+    if state[AVERAGE]:
+        facts["average"] = f"{state[AVERAGE]['updates']} updates"
+    facts["code"] = f"{len(facts.get('code', {}))} files"
     facts.pop("data", None)  # checksums of the samples that were read
-    line = f"  {{:<{max(map(len, weights))}}}  {{:<8}} {{}}"
-    tensors = [item for item in weights.values() if isinstance(item, Tensor)]
-    frozen = list(state.get("frozen", ()))
     lines = [
         f"{path}: format {state['format']}, {path.stat().st_size:,} bytes, all checksums right",
         f"step {at['step']}, epoch {at['epoch']}, sample {at['sample']} of {at['epoch_size']}",
         dump(facts).rstrip(),
         f"run {config['name']}, model {config['model']['type']} (--config shows all)",
-        *(line.format(name, *_described(item)) for name, item in weights.items()),
-        f"  {sum(tensor.numel() for tensor in tensors):,} numbers",
-        *([f"{len(frozen)} frozen tensors are not in it: {join_names(frozen)}"] if frozen else []),
     ]
+    width = max(map(len, state["model"]))
+    numbers = 0
+    for name, item in state["model"].items():
+        if isinstance(item, Tensor):
+            numbers += item.numel()
+            kind = str(item.dtype).removeprefix("torch.")
+            text = str(tuple(item.shape))
+        else:
+            kind = type(item).__name__
+            text = repr(item)[:_LONGEST]
+        lines.append(f"  {name:<{width}}  {kind:<8} {text}")
+    lines.append(f"  {numbers:,} numbers")
+    frozen = list(state["frozen"])
+    if frozen:
+        lines.append(f"{len(frozen)} frozen tensors are not in it: {join_names(frozen)}")
     return "\n".join(lines)
-
-
-def _described(item: Any) -> tuple[str, str]:
-    """Return the type and the shape of a tensor, or the value of other state."""
-    if isinstance(item, Tensor):
-        return str(item.dtype).removeprefix("torch."), str(tuple(item.shape))
-    text = repr(item)
-    return type(item).__name__, text if len(text) <= _LONGEST else f"{text[:_LONGEST]} ..."
 
 
 def export(weights: Mapping[str, Any], path: Path) -> None:
@@ -78,10 +81,13 @@ def export(weights: Mapping[str, Any], path: Path) -> None:
     if path.suffix == ".safetensors":
         from safetensors.torch import save  # optional
 
-        tensors = {name: value for name, value in weights.items() if isinstance(value, Tensor)}
-        if others := weights.keys() - tensors.keys():
-            print(f"not in {path}, which holds tensors only: {join_names(sorted(others))}")
-        data = save({name: value.contiguous().clone() for name, value in tensors.items()})
+        tensors = {}
+        for name, value in weights.items():
+            if isinstance(value, Tensor):
+                tensors[name] = value.contiguous().clone()
+            else:
+                print(f"not in {path}, which holds tensors only: {name}")
+        data = save(tensors)
         with output_file(path), atomic_file(path) as file:
             file.write(data)
     else:

@@ -149,17 +149,22 @@ def load_archive(path: Path) -> Any:
         UserError: the system cannot read it: nothing is known about its bytes.
     """
     if not _is_there(path):
+        text = f"there is no checkpoint {path}"
+        if path.is_dir():
+            text = f"there is no checkpoint in {path}"
         beside = sorted(file.name for file in path.parent.glob("*.pt"))
-        hint = f"; its folder has: {', '.join(beside)}" if beside else ""
-        raise CheckpointError(f"there is no checkpoint {'in ' * path.is_dir()}{path}{hint}")
+        if beside:
+            text += f"; its folder has: {', '.join(beside)}"
+        raise CheckpointError(text)
     try:
         with zipfile.ZipFile(path) as archive:
             damaged = archive.testzip()  # torch writes a checksum of every tensor and never verifies it
         if damaged is None:
             return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except Exception as error:
-        if reason := _read_error(error):
-            raise unreadable(path, reason) from error
+        refused = _read_error(error)
+        if refused:
+            raise unreadable(path, refused) from error
         reason = f"it is not a checkpoint, or was truncated while being written or copied ({error})".partition("\n")[0]
         if isinstance(error, pickle.UnpicklingError):
             reason = "it holds Python objects, whose loading could run code; save torch.save(model.state_dict(), path)"
@@ -206,6 +211,7 @@ def step_of(path: Path) -> int:
         state = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
         return int(state["position"]["step"])
     except Exception as error:  # damaged in any way; `load_archive` says how
-        if reason := _read_error(error):
-            raise unreadable(path, reason) from error
+        refused = _read_error(error)
+        if refused:
+            raise unreadable(path, refused) from error
         return -1

@@ -59,12 +59,18 @@ class CheckpointFolder:
         """Name the checkpoint to go back to, for messages."""
         if self.latest.is_file():
             return f"the last good checkpoint is {self.latest}"
-        return "what this run has saved was moved or deleted" if self.has_saved else "there is no checkpoint yet"
+        if self.has_saved:
+            return "what this run has saved was moved or deleted"
+        return "there is no checkpoint yet"
 
     def numbered_files(self) -> list[tuple[int, Path]]:
         """Step and file of each `step_*.pt`, oldest first; by number, since dates and text order are unreliable."""
-        matches = [match for match in map(_NUMBERED.fullmatch, self._names()) if match]
-        return sorted((int(match[1]), self.folder / match[0]) for match in matches)
+        found = []
+        for name in self._names():
+            match = _NUMBERED.fullmatch(name)
+            if match:
+                found.append((int(match[1]), self.folder / name))
+        return sorted(found)
 
     def _names(self) -> list[str]:
         try:
@@ -72,13 +78,9 @@ class CheckpointFolder:
         except (FileNotFoundError, NotADirectoryError):
             return []
 
-    def _older(self) -> list[Path]:
-        return [self.previous, self.best, *(path for _, path in self.numbered_files())]
-
-    def at_step(self, step: int) -> Path:
-        """Return the checkpoint of a step; if there is none any more, the newest."""
-        paths = [path for path in (self.latest, *self._older(), self.source) if path is not None and path.is_file()]
-        return next((path for path in paths if step_of(path) == step), [*paths, self.latest][0])
+    def older(self) -> list[Path]:
+        """Return the paths beside `latest.pt`, whether there are such files or not."""
+        return [self.previous, self.best] + [path for _, path in self.numbered_files()]
 
     def save(self, state: Mapping[str, Any], *, step: int | None = None, best: bool = False) -> list[Path]:
         """Write `latest.pt`, and the same file as `step_<step>.pt` and / or `best.pt`. Then delete old files."""
@@ -101,13 +103,16 @@ class CheckpointFolder:
         Damaged ones are renamed to `damaged_...`. Raises `UserError` if one of the files cannot be read.
         """
         is_latest = self.latest.is_file() and self.latest.samefile(checkpoint.path)
-        for path in [*self._older(), *([] if is_latest else [self.latest])]:
+        others = self.older()
+        if not is_latest:
+            others.append(self.latest)
+        for path in others:
             step = step_of(path)
-            if path in checkpoint.damaged or (step < 0 and path == self.latest and path.exists()):
+            is_replaced = path == self.latest and path.exists()
+            if path in checkpoint.damaged or (is_replaced and step < 0):
                 self._set_aside(path, "damaged", "is damaged")
-            elif step > checkpoint.step or (step >= 0 and path == self.latest):
-                relation = "newer than" if step > checkpoint.step else "not"
-                self._set_aside(path, "abandoned", f"(step {step}) is {relation} the checkpoint being resumed")
+            elif is_replaced or step > checkpoint.step:
+                self._set_aside(path, "abandoned", f"(step {step}) is not the checkpoint being resumed")
         if is_latest:
             return
         if self.previous.is_file() and self.previous.samefile(checkpoint.path):
@@ -161,13 +166,17 @@ class CheckpointFolder:
         names = self._names()
         if self.latest.name in names:
             yield self.latest
-        yield from sorted((path for path in self._older() if path.name in names), key=step_of, reverse=True)
+        others = [path for path in self.older() if path.name in names]
+        yield from sorted(others, key=step_of, reverse=True)
 
 
 def best_in(path: Path) -> Path:
     """Return a run's best checkpoint, given its folder or checkpoint folder; the latest without one; a file as is."""
-    names = [folder / name for name in ("best.pt", "latest.pt") for folder in (path / "checkpoints", path)]
-    return next((name for name in names if name.is_file()), path)
+    for name in ("best.pt", "latest.pt"):
+        for folder in (path / "checkpoints", path):
+            if (folder / name).is_file():
+                return folder / name
+    return path
 
 
 def find_checkpoint(resume: str | None, own_folder: Path, rank: Rank) -> LoadedCheckpoint | None:
@@ -185,14 +194,24 @@ def find_checkpoint(resume: str | None, own_folder: Path, rank: Rank) -> LoadedC
     """
     if resume is None:
         return None
-    checkpoint = _find(resume, own_folder) if rank.is_main else None
-    path = from_main(checkpoint and checkpoint.path, rank)
-    return checkpoint or (LoadedCheckpoint(path, read_checkpoint(path)) if path else None)
+    checkpoint = None
+    path = None
+    if rank.is_main:
+        checkpoint = _find(resume, own_folder)
+        if checkpoint is not None:
+            path = checkpoint.path
+    path = from_main(path, rank)  # every process
+    if checkpoint is None and path is not None:
+        checkpoint = LoadedCheckpoint(path, read_checkpoint(path))
+    return checkpoint
 
 
 def _find(resume: str, own_folder: Path) -> LoadedCheckpoint | None:
+    if resume == "auto":
+        return CheckpointFolder(own_folder).newest()
     path = without_tilde(resume, "resume")
-    for folder in [own_folder] if resume == "auto" else [path / "checkpoints", path]:
-        if checkpoint := CheckpointFolder(folder).newest():
+    for folder in (path / "checkpoints", path):
+        checkpoint = CheckpointFolder(folder).newest()
+        if checkpoint is not None:
             return checkpoint
-    return None if resume == "auto" else LoadedCheckpoint(path, read_checkpoint(path))
+    return LoadedCheckpoint(path, read_checkpoint(path))

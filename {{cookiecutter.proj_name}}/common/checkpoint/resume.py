@@ -113,8 +113,8 @@ class Comparison:
     unknown: list[str] = field(default_factory=list)
 
 
-def compare(old: Mapping[str, Any], new: Mapping[str, Any], *, other_val: bool) -> Comparison:
-    """Compare two fingerprints. With `other_val`, the config itself has other validation data."""
+def compare(old: Mapping[str, Any], new: Mapping[str, Any]) -> Comparison:
+    """Compare two fingerprints."""
     installed = versions_of(old["packages"])
     count = len(installed) + 2  # torch and numpy
     found = Comparison([f"code ({len(new['code'])} files)", "config", f"{count} packages", "machine"])
@@ -131,7 +131,7 @@ def compare(old: Mapping[str, Any], new: Mapping[str, Any], *, other_val: bool) 
             found.bits.append(change.arrow.removeprefix("packages."))
     if files:
         found.samples.append(f"the code changed: {join_names(files, 10)}")
-    _compare_all_data(old["data"], new["data"], found, other_val=other_val)
+    _compare_all_data(old["data"], new["data"], found)
     if not new["device"].startswith("cpu") and not new["deterministic"]:
         found.bits.append("a GPU without dist.deterministic strict")
     if "compiled" in new["model"]:
@@ -139,13 +139,13 @@ def compare(old: Mapping[str, Any], new: Mapping[str, Any], *, other_val: bool) 
     return found
 
 
-def _compare_all_data(old: Mapping[str, Any], new: Mapping[str, Any], found: Comparison, *, other_val: bool) -> None:
+def _compare_all_data(old: Mapping[str, Any], new: Mapping[str, Any], found: Comparison) -> None:
     """Add how the data differ, and how much of them was compared."""
     same = 0
     total = 0
     for name, now in new.items():
         is_val = name.startswith("val")
-        if name not in old or (other_val and is_val):
+        if name not in old:
             continue
         kind, reason, count = compare_data(name, old[name], now)
         if kind == "same":
@@ -255,8 +255,7 @@ def resume_guarantee(saved: Mapping[str, Any], run: RunState, changed: list[Chan
     config = run.about["config"]
     if config["dist"].get("reduction") == "fixed":
         old = {**old, "ranks": new["ranks"]}  # any number gives the same bits
-    other_val = any(change.matches(["dataset.val", "dataset.val.*"]) for change in changed)
-    found = compare(old, new, other_val=other_val)
+    found = compare(old, new)
     for change in changed:
         if change in breaking or change.key == "plugins":
             found.samples.append(change.arrow)

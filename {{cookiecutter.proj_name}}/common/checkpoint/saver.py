@@ -75,7 +75,8 @@ class Saver(AbstractContextManager["Saver"]):
             UserError: too many saves in a row have failed.
         """
         self.wait()
-        self.saved_step, self._saved_at = step, time.monotonic()
+        self.saved_step = step
+        self._saved_at = time.monotonic()
         state = self._copy_to_host(state)
         if not self.rank.is_main:
             return
@@ -116,7 +117,8 @@ class Saver(AbstractContextManager["Saver"]):
         """Report a save that failed, without waiting. Raises like `save`."""
         if self._pending is None or not self._pending.done():
             return
-        error, self._pending = self._pending.exception(), None
+        error = self._pending.exception()
+        self._pending = None
         if error is None:
             self._failed = 0
             return
@@ -127,8 +129,7 @@ class Saver(AbstractContextManager["Saver"]):
         if self._failed >= self.config.failures:
             raise UserError(f"saving a checkpoint failed {self._failed} times in a row: {what}")
         left = self.config.failures - self._failed
-        more = f"{left} more failed save{'s' * (left > 1)}"
-        logger.error("checkpoint not written: {}. Training continues; the run ends after {}", what, more)
+        logger.error("checkpoint not written: {}. Training continues; more failures that end it: {}", what, left)
 
     def _write(self, state: Mapping[str, Any], step: int, numbered: bool, best: bool) -> None:
         number = step if numbered else None
@@ -141,7 +142,9 @@ class Saver(AbstractContextManager["Saver"]):
             for function in self.after_write:
                 function(path, step)
         names = ", ".join(path.name for path in paths)
-        level = "INFO" if len(paths) > 1 else "DEBUG"  # latest.pt alone is no news, with a line for each epoch
+        level = "DEBUG"  # latest.pt alone is no news, with a line for each epoch
+        if len(paths) > 1:
+            level = "INFO"
         logger.log(level, "saved {} (step {}, {:.2f} s)", names, step, time.monotonic() - self._saved_at)
 
     def _copy_to_host(self, state: Any) -> Any:
@@ -167,7 +170,8 @@ class Saver(AbstractContextManager["Saver"]):
             later = has_streams(value.device)
             if buffer is None or buffer.shape != value.shape or buffer.dtype != value.dtype:
                 buffer = torch.empty(value.shape, dtype=value.dtype, pin_memory=later)
-            self._buffers[path] = seen[identity] = buffer
+            self._buffers[path] = buffer
+            seen[identity] = buffer
             return buffer.copy_(value.detach(), non_blocking=later)
 
         copy = map_leaves(state, copy_tensor)

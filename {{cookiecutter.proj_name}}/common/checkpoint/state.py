@@ -166,45 +166,50 @@ class RunState:
             )
         return names
 
-    def load_state_dict(
-        self, state: Mapping[str, Any], source: Path, only: Collection[str] = ()
-    ) -> tuple[Position, dict[str, float], set[str]]:
-        """Restore everything; the random generators last, since nothing may draw from them afterwards.
+    def load_tensors(self, state: Mapping[str, Any], source: Path) -> dict[str, Any]:
+        """Restore the task, and the buffers of which each process has its own. Every process must call this.
 
-        `only`: besides the task, these parts alone.
+        Returns:
+            The states by name; those of plugins below `user`. Of what differs between processes, those of this one.
+
+        Raises:
+            UserError: the weights are another model's, or were saved for each of more or fewer processes.
+        """
+        load_task(self.task, state, source, average=False, empty=self.layout.empty)
+        mine = self._mine(state, source)
+        for name, _, _, buffer in named_buffers(self.task):
+            if name in mine["buffers"]:
+                buffer.detach().copy_(mine["buffers"][name])
+        user = {**state["user"], **mine["user"]}
+        states = {**state, "user": user}
+        if _DATA in user:
+            states[_DATA] = user.pop(_DATA)
+        return states
+
+    def load_state_dict(self, state: Mapping[str, Any], source: Path) -> tuple[Position, dict[str, float], set[str]]:
+        """Restore everything; the random generators last, since nothing may draw from them afterwards.
 
         Returns:
             The position of the run, its last measured values, and the splits whose evaluation is pending there.
 
         Raises:
-            UserError: the weights are another model's, a part is missing, or was saved for each of more or fewer ranks.
+            UserError: as `load_tensors`; or something has no state in the checkpoint.
         """
-        load_task(self.task, state, source, average=False, empty=self.layout.empty)
-        mine = self._mine(state, source)
-        user = {**state["user"], **mine["user"]}
-        states = dict(state)
-        if _DATA in user:
-            states[_DATA] = user.pop(_DATA)
+        states = self.load_tensors(state, source)
+        user = states["user"]
         missing = self.user_states.keys() - user.keys()
         for name, each in self.states.items():
             if name not in states and not getattr(each, "may_be_new", False):
                 missing.add(name)
         if missing:
-            raise UserError(
-                f"{source} has no state of {', '.join(sorted(missing))}; only its weights can be used, not its state"
-            )
+            names = ", ".join(sorted(missing))
+            raise UserError(f"{source} has no state of {names}; only its weights can be used, not its state")
         extra = user.keys() - self.user_states.keys()
         if extra:
             logger.warning("{} has state of {}, which nothing in this run registers", source, ", ".join(sorted(extra)))
-        for name, _, _, buffer in named_buffers(self.task):
-            if name in mine["buffers"]:
-                buffer.detach().copy_(mine["buffers"][name])
         at = Position(**state["position"])
         for name, each in self.states.items():
-            if not only or name in only:
-                each.load_state_dict(states.get(name, {}))
-        if only:
-            return at, {}, set()
+            each.load_state_dict(states.get(name, {}))
         for name, each in self.user_states.items():
             each.load_state_dict(user[name])
         random = state["random"]

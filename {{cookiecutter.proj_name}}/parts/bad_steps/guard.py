@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -9,7 +10,7 @@ from loguru import logger
 from torch import Tensor
 
 from common.base.parts import AVERAGE
-from common.checkpoint.file import read_checkpoint
+from common.checkpoint.file import read_checkpoint, step_of
 from common.checkpoint.saver import Saver
 from common.checkpoint.state import RunState
 from common.data.loader import BatchStream, sample_text
@@ -144,14 +145,30 @@ class Guard:
         anchor = self.anchor or self.monitor.start  # with a policy that is new to a run: where it resumed
         if not anchor:
             raise not_finite(f"{why}, and there is nothing to rewind to", self.saver)
-        path = from_main(self.saver.folder.at_step(anchor), self.state.rank)
+        path = from_main(self._checkpoint_at(anchor), self.state.rank)  # every process
         state = self.strategy.shard_state(dict(read_checkpoint(path)))
         found = state["position"]["step"]
         if found != anchor:
             logger.warning("the checkpoint of step {} is gone, so the run rewinds to step {}", anchor, found)
         # These weights have greater losses than those of the bad step.
         self.last = dict(state.get("bad_steps", {}).get("last", {}))
-        return self.state.load_state_dict(state, path, only=_REWOUND)[0]
+        states = self.state.load_tensors(state, path)
+        for name in _REWOUND:
+            if name in self.state.states:
+                self.state.states[name].load_state_dict(states[name])
+        return Position(**state["position"])
+
+    def _checkpoint_at(self, step: int) -> Path:
+        """Return the checkpoint of a step; if there is none any more, the newest."""
+        folder = self.saver.folder
+        paths = [folder.latest, *folder.older()]
+        if folder.source is not None:
+            paths.append(folder.source)
+        there = [path for path in paths if path.is_file()]
+        for path in there:
+            if step_of(path) == step:
+                return path
+        return (there or paths)[0]
 
     def state_dict(self) -> dict[str, Any]:
         """Return what determines how later steps are judged."""

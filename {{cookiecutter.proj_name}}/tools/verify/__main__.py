@@ -33,7 +33,7 @@ def main(argv: list[str]) -> int:
     trained = recorded(segment.rows, segment.end)
     again = recorded(rows, end)
     different = [line for kind, values in trained.items() for line in differences(kind, values, again[kind], values)]
-    found = compare(segment.end["fingerprint"], end["fingerprint"], other_val=False)
+    found = compare(segment.end["fingerprint"], end["fingerprint"])
     causes = found.samples + found.bits
     what = ", ".join(f"{len(values)} {kind}" for kind, values in trained.items())
     if different:
