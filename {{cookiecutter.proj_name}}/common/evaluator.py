@@ -34,7 +34,13 @@ class Gallery(Protocol):
     `finish()` on every process. `fixed`: the same samples are to be shown in every pass.
     """
 
-    def begin(self, task: Any, rank: Rank, *, fixed: bool = False) -> Any: ...
+    def begin(
+        self,
+        task: Any,
+        rank: Rank,
+        *,
+        fixed: bool = False,
+    ) -> Any: ...
 
     def show(self, trainer: Any, split: str, result: SplitResult) -> None: ...
 
@@ -84,7 +90,12 @@ class Evaluator:
     stop_signal: Callable[[], int] = lambda: 0
     after_sanity_check: list[Callable[[EvaluationLoader, Any, Any, Losses], object]] = field(default_factory=list)
 
-    def run(self, loaders: Sequence[EvaluationLoader], *, fixed: bool = False) -> SplitResult:
+    def run(
+        self,
+        loaders: Sequence[EvaluationLoader],
+        *,
+        fixed: bool = False,
+    ) -> SplitResult:
         """Evaluate on the sets of a split, one after the other. Every process must call this.
 
         Args:
@@ -126,7 +137,12 @@ class Evaluator:
                 pictures = seen.selection.finish()
             return SetResult(values, samples, pictures)
 
-    def sanity_check(self, loaders: Sequence[EvaluationLoader], *, needs_loss: bool = False) -> None:
+    def sanity_check(
+        self,
+        loaders: Sequence[EvaluationLoader],
+        *,
+        needs_loss: bool = False,
+    ) -> None:
         """Evaluate one batch of every set, so that mistakes in evaluation show before training, not an epoch later.
 
         Raises:
@@ -199,7 +215,12 @@ class Evaluator:
             output, losses = self.task(self.task.measure, batch)
         return batch, output, losses
 
-    def _add(self, seen: "_Pass", batch: Any, indices: Sequence[int]) -> tuple[Any, Any, Losses]:
+    def _add(
+        self,
+        seen: "_Pass",
+        batch: Any,
+        indices: Sequence[int],
+    ) -> tuple[Any, Any, Losses]:
         """Add a loaded batch of the samples `indices`. Returns it as measured, with its output and losses."""
         samples = len(indices)
         count = self.task.count(batch)
@@ -218,7 +239,14 @@ class Evaluator:
 class _Pass:
     """The measurements of a pass over a dataset, so far."""
 
-    def __init__(self, task: Task, rank: Rank, gallery: Gallery | None = None, *, fixed: bool = False) -> None:
+    def __init__(
+        self,
+        task: Task,
+        rank: Rank,
+        gallery: Gallery | None = None,
+        *,
+        fixed: bool = False,
+    ) -> None:
         self.losses = LossSums()
         self.metrics = task.metric.start(rank)
         self.batches = 0

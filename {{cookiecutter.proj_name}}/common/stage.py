@@ -28,7 +28,12 @@ class WholeRun:
 
     changes = False
 
-    def __init__(self, config: Any, total_steps: int | None, steps_per_epoch: int | None) -> None:
+    def __init__(
+        self,
+        config: Any,
+        total_steps: int | None,
+        steps_per_epoch: int | None,
+    ) -> None:
         self._run = config
         self._total = total_steps
         self._steps_per_epoch = steps_per_epoch
@@ -50,7 +55,13 @@ class WholeRun:
         """Build the schedule over the length of this stage. Raises `UserError` if it does not fit."""
         return self._schedule(self.config.optim, self.start, None, optimizer)
 
-    def _schedule(self, config: OptimConfig, start: int, end: int | None, optimizer: Optimizer) -> Schedule:
+    def _schedule(
+        self,
+        config: OptimConfig,
+        start: int,
+        end: int | None,
+        optimizer: Optimizer,
+    ) -> Schedule:
         end = end or self._total
         steps = None
         if end is not None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from common.base.errors import UserError
 from common.base.text import label
@@ -83,38 +83,20 @@ class Task(ModelHolder, ABC):
         """Convert raw output for metrics and pictures (classes, boxes, ...). Used in evaluation, without gradients."""
         return output
 
-    def describe(self, output: Any, batch: Any) -> list[dict[str, Any]]:
-        """Describe the predictions for a batch after `post_process`: for each sample, plain values by name.
-
-        By default, the tensors of the output that have up to 16 numbers per sample.
-
-        Raises:
-            UserError: the output has no such tensors, so the task must override this method.
-        """
-        named = {"output": output}
-        if isinstance(output, Mapping):
-            named = dict(output)
-        size = 0  # of the batch: as the first tensor says
-        columns: dict[str, list[Any]] = {}
-        for name, value in named.items():
-            if not isinstance(value, Tensor) or value.ndim == 0:
-                continue
-            size = size or len(value)
-            if value.numel() == size:
-                columns[name] = value.flatten().tolist()
-            elif len(value) == size and value.numel() <= 16 * size:
-                columns[name] = value.tolist()
-        if not columns:
-            kind = type(self).__name__
-            raise UserError(f"{kind} needs a method describe(output, batch) that returns a dict for each sample")
-        rows = zip(*columns.values(), strict=True)
-        return [dict(zip(columns, row, strict=True)) for row in rows]
-
-    def pictures(self, output: Any, batch: Any, limit: int) -> list[Picture]:
+    def pictures(
+        self,
+        output: Any,
+        batch: Any,
+        limit: int,
+    ) -> list[Picture]:
         """Return up to `limit` pictures of a batch after `post_process`; may be empty."""
         return []
 
-    def sample_errors(self, output: Any, batch: Any) -> Sequence[tuple[bool, float, Hashable]] | None:
+    def sample_errors(
+        self,
+        output: Any,
+        batch: Any,
+    ) -> Sequence[tuple[bool, float, Hashable]] | None:
         """Say of each sample whether it is wrong, its loss, and its group; then the worst ones are shown.
 
         Groups, such as classes, are shown in turn. `pictures` is then called with batches of one sample.

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 from tqdm import tqdm
 
 from common.base.errors import UserError, error_context
@@ -28,6 +29,7 @@ from common.data.sections import OWN, apply_transforms
 from common.monitor.log import logger, setup_log
 from common.monitor.result import Picture
 from common.run.paths import RunPaths
+from common.task import Task
 from cli.trained import load_trained
 from library.data.files_below import FilesBelow
 
@@ -102,12 +104,43 @@ class Predictor:
         with precision.autocast():
             output = task.output(batch)
         output = task.post_process(output, batch)
-        rows = task.describe(output, batch)
+        rows = describe(task, output, batch)
         if len(rows) != len(files):
             raise UserError(f"{type(task).__name__}.describe gives {len(rows)} rows for {len(files)} samples")
         named = [{**heading(file), **row} for file, row in zip(files, rows, strict=True)]
         with error_context(lambda: f"in {type(task).__name__}.pictures: the batches of predict.py have no labels"):
             return named, task.pictures(output, batch, len(files)) if pictures else []
+
+
+def describe(task: Task, output: Any, batch: Any) -> list[dict[str, Any]]:
+    """Describe the predictions for a batch after `post_process`: for each sample, plain values by name.
+
+    The task's own method `describe` says what; else, the tensors of the output with up to 16 numbers per sample.
+
+    Raises:
+        UserError: the output has no such tensors, so the task needs the method.
+    """
+    own = getattr(task, "describe", None)
+    if own is not None:
+        rows: list[dict[str, Any]] = own(output, batch)
+        return rows
+    named = {"output": output}
+    if isinstance(output, Mapping):
+        named = dict(output)
+    size = 0  # of the batch: as the first tensor says
+    columns: dict[str, list[Any]] = {}
+    for name, value in named.items():
+        if not isinstance(value, Tensor) or value.ndim == 0:
+            continue
+        size = size or len(value)
+        if value.numel() == size:
+            columns[name] = value.flatten().tolist()
+        elif len(value) == size and value.numel() <= 16 * size:
+            columns[name] = value.tolist()
+    if not columns:
+        kind = type(task).__name__
+        raise UserError(f"{kind} needs a method describe(output, batch) that returns a dict for each sample")
+    return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
 
 class Samples:

@@ -132,7 +132,11 @@ def metric_directions(sections: Mapping[str, Any]) -> dict[str, Better]:
     return directions
 
 
-def find_mode(config: BestConfig, better: Mapping[str, Better], sets: Iterable[str]) -> Mode:
+def find_mode(
+    config: BestConfig,
+    better: Mapping[str, Better],
+    sets: Iterable[str],
+) -> Mode:
     """Return whether lower or higher values of the metric are better.
 
     Args:

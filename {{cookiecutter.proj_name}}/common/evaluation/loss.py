@@ -85,7 +85,12 @@ class Term:
         return self.function(**look_up(self.inputs, output, batch, f"loss.{self.name}"))
 
 
-def look_up(inputs: Inputs, output: Any, batch: Any, key: str) -> dict[str, Any]:
+def look_up(
+    inputs: Inputs,
+    output: Any,
+    batch: Any,
+    key: str,
+) -> dict[str, Any]:
     """Return the values of `inputs` by name.
 
     `key`: of the config, for the message of the `UserError` if there is none.
@@ -212,8 +217,8 @@ class LossSums:
         means: dict[str, float] = {}
         for name, values in terms.items():
             # Rounded once, so the order of the terms has no effect; `fsum` raises an error for infinities of two signs.
-            add = sum
+            added = sum(values)
             if all(map(math.isfinite, values)):
-                add = math.fsum
-            means[name] = add(values) / max(total, 1)
+                added = math.fsum(values)
+            means[name] = added / max(total, 1)
         return means, all_samples

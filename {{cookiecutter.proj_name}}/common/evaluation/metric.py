@@ -121,7 +121,11 @@ class MetricFactory:
         return MetricDict(copy.deepcopy(self._empty), self._inputs, rank)
 
 
-def _check_foreign(name: str, metric: Any, inputs: Mapping[str, Inputs]) -> None:
+def _check_foreign(
+    name: str,
+    metric: Any,
+    inputs: Mapping[str, Inputs],
+) -> None:
     kind = type(metric).__name__
     if not (hasattr(metric, "update") and hasattr(metric, "compute")):
         rule = "derives from neither Metric nor GatheredMetric, and lacks update or compute"
@@ -135,19 +139,36 @@ def _check_foreign(name: str, metric: Any, inputs: Mapping[str, Inputs]) -> None
 class MetricDict:
     """The metrics of one pass. While their methods run, no process group is to be seen: only this class merges."""
 
-    def __init__(self, metrics: Mapping[str, Any], inputs: Mapping[str, Inputs], rank: Rank) -> None:
+    def __init__(
+        self,
+        metrics: Mapping[str, Any],
+        inputs: Mapping[str, Inputs],
+        rank: Rank,
+    ) -> None:
         self._metrics = metrics
         self._inputs = inputs
         self._rank = rank
         self._buffers = {name: SampleBuffer(name) for name in metrics}
 
-    def update(self, output: Any, batch: Any, indices: Sequence[int]) -> None:
+    def update(
+        self,
+        output: Any,
+        batch: Any,
+        indices: Sequence[int],
+    ) -> None:
         """Add a batch of the samples `indices` of the dataset."""
         for name, metric in self._metrics.items():
             with group_hidden(), error_context(lambda name=name: f"in metric.{name}"):  # type: ignore[misc]
                 self._update(name, metric, output, batch, indices)
 
-    def _update(self, name: str, metric: Any, output: Any, batch: Any, indices: Sequence[int]) -> None:
+    def _update(
+        self,
+        name: str,
+        metric: Any,
+        output: Any,
+        batch: Any,
+        indices: Sequence[int],
+    ) -> None:
         given = [output, batch]
         found: dict[str, Any] = {}
         if name in self._inputs:

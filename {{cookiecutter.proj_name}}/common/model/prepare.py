@@ -138,7 +138,11 @@ def check_patterns(task: nn.Module, config: PrepareConfig) -> tuple[Modules, ...
     )
 
 
-def _match_modules(task: nn.Module, patterns: Sequence[str], key: str) -> Modules:
+def _match_modules(
+    task: nn.Module,
+    patterns: Sequence[str],
+    key: str,
+) -> Modules:
     """Return the modules below a task's model that any of `patterns` matches, except those inside another match.
 
     Raises:

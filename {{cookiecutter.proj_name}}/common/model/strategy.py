@@ -34,7 +34,11 @@ class ModelHolder(nn.Module):
 
     model: nn.Module
 
-    def named_modules(self, *args: Any, **options: Any) -> Iterator[tuple[str, nn.Module]]:
+    def named_modules(
+        self,
+        *args: Any,
+        **options: Any,
+    ) -> Iterator[tuple[str, nn.Module]]:
         """Like `nn.Module.named_modules`, without the `model.` prefix."""
         for name, module in super().named_modules(*args, **options):
             if name == "model":
@@ -73,7 +77,12 @@ class Strategy:
     lockstep_forward = False
     copy_gradients = False
 
-    def __init__(self, task: nn.Module, precision: Precision, about: str = "whole") -> None:
+    def __init__(
+        self,
+        task: nn.Module,
+        precision: Precision,
+        about: str = "whole",
+    ) -> None:
         self.about = about
         self.task = task
         self.precision = precision
@@ -159,7 +168,11 @@ def warm_up_ddp(
     model.zero_grad(set_to_none=True)
 
 
-def _refuse_unused(model: nn.Module, trained: Sequence[nn.Parameter], rank: Rank) -> None:
+def _refuse_unused(
+    model: nn.Module,
+    trained: Sequence[nn.Parameter],
+    rank: Rank,
+) -> None:
     unused = gather_objects(without_gradient(model, trained), rank)
     names = list(dict.fromkeys(chain.from_iterable(unused)))
     if not names:

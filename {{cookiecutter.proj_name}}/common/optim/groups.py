@@ -98,7 +98,12 @@ class OptimizerConfig:
                 yield from _problems(f"groups[{at}].", *self.kind(group), decay)
 
 
-def _problems(key: str, name: str, args: dict[str, Any], decay: float) -> Iterator[Problem]:
+def _problems(
+    key: str,
+    name: str,
+    args: dict[str, Any],
+    decay: float,
+) -> Iterator[Problem]:
     try:
         cls = optimizer_class(name)
     except UserError as error:

@@ -69,21 +69,28 @@ def parameters_of(optimizer: Optimizer) -> list[nn.Parameter]:
     return parameters
 
 
-def build_optimizer(config: OptimizerConfig, model: nn.Module, chosen: Iterable[Group] = ()) -> Optimizer:
+def build_optimizer(
+    config: OptimizerConfig,
+    model: nn.Module,
+    chosen: Iterable[Group] = (),
+) -> Optimizer:
     """Build the configured optimizer over `model`'s trainable parameters, in named groups: first those `chosen`.
 
     Raises `UserError` when nothing is trainable, or when the optimizer cannot train these parameters.
     """
     main = optimizer_class(config.optim_type)
-    groups_of: dict[tuple[type[Optimizer], str], list[dict[str, Any]]] = {}
+    groups_of: dict[Any, list[dict[str, Any]]] = {}  # by class and arguments
     for group in parameter_groups(config, model, chosen):
         cls = optimizer_class(group.pop("optim_type"))
         if "weight_decay" not in parameter_names(cls):
             del group["weight_decay"]
         if cls is not main:
             group["optim_type"] = f"{cls.__module__}.{cls.__qualname__}"  # saved: states of two classes do not fit
-        groups_of.setdefault((cls, str(group["args"])), []).append(group)
-    parts = [_build_part(cls, config, groups, model) for (cls, _), groups in groups_of.items()]
+        kind = cls, str(group["args"])
+        groups_of.setdefault(kind, []).append(group)
+    parts = []
+    for (cls, _), groups in groups_of.items():
+        parts.append(_build_part(cls, config, groups, model))
     optimizer = parts[0]
     if len(parts) > 1:
         optimizer = Several(parts)
@@ -118,7 +125,10 @@ def _build_part(
     return optimizer
 
 
-def own_values(optimizer: Optimizer, group: dict[str, Any]) -> dict[str, Any]:
+def own_values(
+    optimizer: Optimizer,
+    group: dict[str, Any],
+) -> dict[str, Any]:
     """Return what an optimizer itself keeps in a group: a count of steps, an estimate."""
     configured = {"name", "params", "param_names", "optim_type", *parameter_names(type(optimizer))}
     return {key: value for key, value in group.items() if key not in configured}
@@ -129,12 +139,15 @@ def _watch_state(optimizer: Optimizer) -> None:
     optimizer.register_load_state_dict_post_hook(_take_loaded_state)
 
 
-def _fit_loaded_state(optimizer: Optimizer, state: dict[str, Any]) -> dict[str, Any]:
+def _fit_loaded_state(
+    optimizer: Optimizer,
+    state: dict[str, Any],
+) -> dict[str, Any]:
     """Match the state by parameter names, whatever its groups; keep this machine's implementation and memory layout.
 
     Torch matches loaded state by position alone, and takes over options and strides from the machine that saved it.
     """
-    saved: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {}  # state and group of each parameter
+    saved: dict[str, Any] = {}  # state and group of each parameter
     for group in state["param_groups"]:
         for name, number in zip(group["param_names"], group["params"], strict=True):
             saved[name] = state["state"].get(number, {}), group
@@ -191,6 +204,9 @@ def _take_loaded_state(optimizer: Optimizer) -> None:
 
 
 def _laid_out_like(parameter: Tensor, value: Any) -> Any:
-    if not isinstance(value, Tensor) or value.shape != parameter.shape or value.stride() == parameter.stride():
+    if not isinstance(value, Tensor) or value.shape != parameter.shape:
         return value
-    return torch.empty_like(parameter, dtype=value.dtype, device=value.device).copy_(value)
+    if value.stride() == parameter.stride():
+        return value
+    fitting = torch.empty_like(parameter, dtype=value.dtype, device=value.device)
+    return fitting.copy_(value)

@@ -165,7 +165,13 @@ class Schedule:
         plateau: gives the factors, if they depend on validation results; None if they are a function of the step.
     """
 
-    def __init__(self, optimizer: Optimizer, factor: Callable[[int], float], warmup: int, start: float) -> None:
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        factor: Callable[[int], float],
+        warmup: int,
+        start: float,
+    ) -> None:
         self._optimizer = optimizer
         self._factor = factor
         self.plateau: Plateau | None = None
@@ -256,6 +262,10 @@ def build_schedule(
     return schedule
 
 
-def _steps(key: str, length: int | float | str | None, steps_per_epoch: int | None) -> int:
+def _steps(
+    key: str,
+    length: int | float | str | None,
+    steps_per_epoch: int | None,
+) -> int:
     with error_context(lambda: f"in optim.lr_scheduler.{key} {length}"):
         return Interval.parse(length, "epoch").in_steps(steps_per_epoch)
