@@ -24,7 +24,16 @@ from loguru import logger
 
 from common.base.process import exit_code_of
 from common.distributed import Rank, from_main
-from common.failure.report import EXIT_ERROR, Failure, Whereabouts, explain_timeout, report_to_torchrun, where_now
+from common.failure.report import (
+    ABSENT,
+    EXIT_ERROR,
+    NOT_COME,
+    Failure,
+    Whereabouts,
+    explain_timeout,
+    report_to_torchrun,
+    where_now,
+)
 
 _POLL_S = 0.5
 _CAUSE_WITHIN_S = 1.5  # after a likely consequence; without a cause by then, it counts as the cause itself
@@ -38,7 +47,10 @@ _END_AT_LATEST_S = 8.0  # even if something blocks: an unread terminal, a disk
 _NO_MESSAGE = "the process exited without an error message"
 _BYE = None  # the message of a rank that leaves after success
 _WHERE = "where"  # rank 0's question to all, which they answer with their `Whereabouts`
-_KILLED = "killed by a user or the scheduler, out of memory (see dmesg), or ended by os._exit"
+_KILLED = (
+    "killed by a user or the scheduler, out of memory (see dmesg), ended by os._exit or a library, or a crash in native"
+    " code (python -X faulthandler shows where)"
+)
 _SILENT = "it does not answer: it is suspended, or native code holds Python's lock"
 
 FailureSink = Callable[[Failure, bool], None]
@@ -180,7 +192,7 @@ class _Hub:
         """Send the first failure to all: at once, or a little later if another failure may be its cause."""
         suspect: Failure | None = None
         decide_at = float("inf")
-        found: dict[int, Whereabouts] = {}  # by rank
+        found: dict[int, Failure] = {}  # by rank
         while time.monotonic() < decide_at:
             for connection in wait(list(self._members), _POLL_S):
                 assert isinstance(connection, Connection)
@@ -196,7 +208,7 @@ class _Hub:
                     self.send_to_all(message)
                     return
                 else:
-                    found[message.rank] = Whereabouts(message.rank, message.trace, waits=True)
+                    found[message.rank] = message
                     if suspect is None:
                         suspect = message
                         decide_at = time.monotonic() + _CAUSE_WITHIN_S
@@ -207,10 +219,10 @@ class _Hub:
             suspect = self._explained(suspect, found)
         self.send_to_all(suspect)
 
-    def _explained(self, suspect: Failure, found: dict[int, Whereabouts]) -> Failure:
+    def _explained(self, suspect: Failure, found: dict[int, Failure]) -> Failure:
         """Return the report of a timeout, given where the other ranks are; some have not answered."""
         for other in self._members.values():
-            silent = Whereabouts(other.rank, _SILENT, False, other.host, other.pid)
+            silent = replace(other, title=NOT_COME, trace=_SILENT, hint=ABSENT)
             found.setdefault(other.rank, silent)
         del found[suspect.rank]
         return explain_timeout(suspect, [found[rank] for rank in sorted(found)])
@@ -240,9 +252,6 @@ def connect(rank: Rank) -> FailureMonitor:
     connection = None
     try:
         connection = _close_in_workers(Client((address, port), authkey=key))
-        # Otherwise what follows the handshake waits 40 ms for its acknowledgement, and rank 0 takes one rank at a time.
-        with socket.socket(fileno=os.dup(connection.fileno())) as same:
-            same.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         _send(connection, if_killed)
     except (OSError, EOFError, AuthenticationError) as error:
         text = "{} cannot reach rank 0 at {}:{} ({}), so it will notice failures of other ranks late"
@@ -257,15 +266,10 @@ def _how_it_ended(failure: Failure) -> Failure:
     code = exit_code_of(failure.pid)
     if code is None:
         return failure
-    if code >= 0:
-        return replace(
-            failure, title=f"{_NO_MESSAGE}, with exit code {code}", hint="os._exit, or a library that exits?"
-        )
-    number = signal.Signals(-code)
-    hint = "a crash in native code? python -X faulthandler shows where"
-    if number == signal.SIGKILL:
-        hint = "killed by a user or the scheduler, or the machine ran out of memory (see dmesg)"
-    return replace(failure, title=f"{_NO_MESSAGE}, killed by {number.name}", hint=hint)
+    how = f"with exit code {code}"
+    if code < 0:
+        how = f"killed by {signal.Signals(-code).name}"
+    return replace(failure, title=f"{_NO_MESSAGE}, {how}")
 
 
 def end(code: int) -> NoReturn:
@@ -277,7 +281,7 @@ def end(code: int) -> NoReturn:
     os._exit(code)
 
 
-def _send(connection: Connection | None, message: Failure | Whereabouts | str | None) -> None:
+def _send(connection: Connection | None, message: Failure | str | None) -> None:
     """Send a message; does nothing if the other side has closed."""
     if connection is not None:
         with suppress(OSError):

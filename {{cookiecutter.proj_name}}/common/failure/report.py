@@ -1,6 +1,5 @@
 """Why a process failed, for the person who has to fix it: the error, the line, the samples."""
 
-import errno
 import json
 import os
 import re
@@ -30,7 +29,8 @@ _WIDTH = 80  # of the box around a failure
 _ROOT = f"{PROJECT}{os.sep}"
 _TORCH = f"{Path(torch.__file__).parent}{os.sep}"
 _EXCHANGES = (f"{_TORCH}distributed{os.sep}", f"{_ROOT}common{os.sep}distributed{os.sep}")
-_ABSENT = "see why it does not get past this line; if it was at work as it should be, increase dist.timeout"
+NOT_COME = "did not come to an exchange in which other processes waited for it (dist.timeout)"
+ABSENT = "see why it does not get past this line; if it was at work as it should be, increase dist.timeout"
 _CROSSED = "the processes wait in different exchanges: is one called by only some of them, as under `if rank == 0`?"
 _FRAME = re.compile(r'^ *File "([^"]+)", line (\d+), in (\S+)\n +(.+)$', re.MULTILINE)
 # Torch's messages on one rank after another rank has ended or stopped responding.
@@ -151,8 +151,6 @@ class Failure:
 
 def describe(error: BaseException, rank: Rank) -> Failure:
     """Return the report of `error`, raised on `rank`."""
-    if isinstance(error, OSError) and error.errno == errno.EROFS and error.filename is not None:
-        error = UserError(f"{error.filename} cannot be written: {error.strerror}; choose a folder that can be written")
     if isinstance(error, UserError):
         return Failure(rank.rank, rank.world_size, EXIT_USER_ERROR, with_notes(error))
     if isinstance(error, KeyboardInterrupt):
@@ -193,19 +191,11 @@ def describe(error: BaseException, rank: Rank) -> Failure:
     )
 
 
-@dataclass(frozen=True)
-class Whereabouts:
-    """What a process does while another one waits in vain: the stack of its main thread.
+class Whereabouts(Failure):
+    """What a process does while another one waits in vain, as it is reported if this process is the cause.
 
-    Attributes:
-        waits: whether that is in an exchange too.
+    The trace is the stack of its main thread; `may_follow`: it waits in an exchange too.
     """
-
-    rank: int
-    stack: str
-    waits: bool
-    host: str = field(default_factory=socket.gethostname)
-    pid: int = field(default_factory=os.getpid)
 
 
 def where_now(rank: Rank) -> Whereabouts:
@@ -217,47 +207,44 @@ def where_now(rank: Rank) -> Whereabouts:
         waits = waits or frame.filename.startswith(_EXCHANGES) or frame.name == "_engine_run_backward"
         if not frame.filename.startswith(_TORCH):
             break
-    text = "".join(traceback.format_list(stack)).rstrip()
-    return Whereabouts(rank.rank, text, waits)
+    trace = "".join(traceback.format_list(stack)).rstrip()
+    return Whereabouts(
+        rank.rank,
+        rank.world_size,
+        EXIT_ERROR,
+        NOT_COME,
+        trace,
+        _source(trace),
+        hint=ABSENT,
+        may_follow=waits,
+    )
 
 
-def explain_timeout(failure: Failure, found: Sequence[Whereabouts]) -> Failure:
+def explain_timeout(failure: Failure, found: Sequence[Failure]) -> Failure:
     """Return the report of a process that waited in vain, given what the others were doing then.
 
     It becomes the report of one that did not come to the exchange. If all wait, in different places, it has all stacks.
     """
-    waited = f"rank {failure.rank} waited in vain: {failure.title.splitlines()[0]}"
     trace = failure.trace
     during = [*failure.during]
     hint = failure.hint
     for there in found:
-        source = _source(there.stack)
-        if not there.waits:
-            return Failure(
-                there.rank,
-                failure.world_size,
-                EXIT_ERROR,
-                "did not come to an exchange in which other processes waited for it (dist.timeout)",
-                f"Stack of rank {there.rank}:\n{there.stack}",
-                source,
-                [waited],
-                _ABSENT,
-                host=there.host,
-                pid=there.pid,
-            )
-        trace += f"\nStack of rank {there.rank}:\n{there.stack}"
-        during.append(f"rank {there.rank} waits at {source}")
-        if source != failure.source:
+        stack = f"Stack of rank {there.rank}:\n{there.trace}"
+        if not there.may_follow:
+            waited = f"rank {failure.rank} waited in vain: {failure.title.splitlines()[0]}"
+            return replace(there, trace=stack, during=[waited])
+        trace += f"\n{stack}"
+        during.append(f"rank {there.rank} waits at {there.source}")
+        if there.source != failure.source:
             hint = _CROSSED
     return replace(failure, trace=trace, during=during, hint=hint)
 
 
 def machine_hint(error: BaseException, title: str) -> str:
     """Return what to do about `error`, whose type and message are `title`; "" if it is no known one of a machine."""
-    frames = traceback.extract_tb(error.__traceback__)
     text = f"{title}\n{error}\n"
-    if frames:
-        text += (frames[-1].line or "").partition("#")[0]
+    for frame in traceback.extract_tb(error.__traceback__)[-1:]:
+        text += (frame.line or "").partition("#")[0]
     for pattern, hint in _HINTS.items():
         if re.search(pattern, text, re.IGNORECASE):
             return hint
@@ -272,17 +259,16 @@ def report_to_torchrun(text: str) -> None:
     path = os.environ.get("TORCHELASTIC_ERROR_FILE")
     if path:
         more = {"py_callstack": text, "timestamp": str(int(time.time()))}  # it prints py_callstack, not the message
+        report = {"message": {"message": text, "extraInfo": more}}
         with suppress(OSError):
-            message = {"message": text, "extraInfo": more}
-            Path(path).write_text(json.dumps({"message": message}))
+            Path(path).write_text(json.dumps(report))
 
 
 def _title(error: BaseException) -> str:
     message = str(error).strip()
     if message.startswith("Caught ") and "Original Traceback" in message:  # from a DataLoader worker
         return message.splitlines()[-1].strip()
-    kind = type(error).__name__
-    return f"{kind}: {message}" if message else kind
+    return f"{type(error).__name__}: {message}".removesuffix(": ")
 
 
 def _source(trace: str) -> str:

@@ -1,6 +1,5 @@
 """tools.export in the forms that need no further package; the template's tests have the others."""
 
-import errno
 import json
 from pathlib import Path
 
@@ -8,7 +7,6 @@ import pytest
 import torch
 
 from common.base.errors import UserError
-from common.failure.program import report_errors
 from tests.conftest import Runs, load
 from tests.samples import Convolution
 from tools import export
@@ -36,15 +34,11 @@ def test_an_exported_program_is_the_model(run: Path) -> None:
     assert (about["step"], about["classes"]) == (state["position"]["step"], list("0123456789"))
 
 
-def test_a_folder_that_cannot_be_written(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """One line with the remedy, and of a read-only file system in every program."""
+def test_a_folder_that_cannot_be_written(run: Path) -> None:
+    """One line with the remedy."""
     (run / "file").touch()
     with pytest.raises(UserError, match=r"file cannot be written: .*; choose another place"):
         export.main(["--model_pt", str(run), "--to", "torch", "--out", str(run / "file" / "model.pt2")])
-    with pytest.raises(SystemExit) as ended, report_errors():
-        raise OSError(errno.EROFS, "Read-only file system", "rates.html")
-    assert ended.value.code == 2
-    assert "rates.html cannot be written: Read-only file system" in capsys.readouterr().err
 
 
 def test_a_wrong_program_is_not_written(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
