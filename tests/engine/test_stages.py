@@ -37,20 +37,6 @@ def test_a_stage_that_is_over_before_it_begins(runs: Runs) -> None:
     assert [(entry["step"], entry["stage"]) for entry in metrics(folder, "stage")] == [(7, 3)]
 
 
-def test_a_plateau_waits_for_the_epoch_where_data_change(runs: Runs) -> None:
-    stages = "[{until: plateau, lr_scheduler: {patience: 0, threshold: 0.9}}, {dataset: {train: {scale: 0.9}}}]"
-    given = [
-        "--dataset.train",
-        "{type: tests.parts.stages.test_stages.Scaled}",
-        "--stages",
-        stages,
-        "--progress.epoch",
-        "3",
-    ]
-    folder = runs.train(*resumable("plain", *given))
-    assert [entry["step"] for entry in metrics(folder, "stage")] == [6]
-
-
 @pytest.mark.parametrize(
     ("stages", "kept"),
     [
@@ -155,8 +141,6 @@ def test_two_updates_on_two_ranks(runs: Runs) -> None:
         (["[{until: plateau}, {}]", "--progress.epoch_val", "-1"], ["progress.epoch_val"]),
         (["[{until: 1epoch, freeze: [a]}, {}]", "--dist.strategy", "fsdp"], ["stages[0].freeze", "fsdp"]),
         (["[{until: 1epoch, optim: {accumulate: 2}}, {}]"], ["stages[0].optim.accumulate = 2", "cannot change"]),
-        (["[{until: 1epoch, dataset: {val: null}}, {}]"], ["stages[0].dataset.val", "cannot change"]),
-        (["[{until: 1epoch, dataset: {train: {shift: a}}}, {}]"], ["stages[0].dataset.train.shift", "an integer"]),
         (["[{until: 1epoch, loss: {other: {weight: 1}}}, {}]"], ["stages[0].loss.other", "none of the losses"]),
         (["[{until: 1epoch, loss: {CrossEntropyLoss: {label_smoothing: 0.1}}}, {}]"], ["label_smoothing = 0.1"]),
         (["[{until: 1epoch, optim: {optim_type: SGD, args: {betas: [0, 0]}}}, {}]"], ["stages[0].optim.args.betas"]),
@@ -185,16 +169,11 @@ def test_a_mistake_in_a_stage_names_its_line(runs: Runs, tmp_path: Path) -> None
     [
         ("[{until: 2epoch}, {}]", "stages[0].until 2epoch is step 10; it must be after step 0 and before the end"),
         ("[{until: 4step}, {until: 0.5epoch}, {}]", "stages[1].until 0.5epoch is step 2; it must be after step 4"),
-        ("[{until: 4step}, {dataset: {train: {shift: 2}}}]", "step 4; other training data begin with an epoch"),
         ("[{until: 1epoch}, {freeze: [stm.*]}]", "prepare.freeze: stm.* matches none"),
         ("[{until: 1epoch}, {freeze: ['*']}]", "every parameter is frozen"),
         (
             "[{until: 2step}, {lr_scheduler: {type: cosine, warmup: 3epoch}}]",
             "is reached at step 8, in a warm-up of 15",
-        ),
-        (
-            "[{until: 1epoch}, {dataset: {train: {type: tests.parts.stages.test_stages.Scaled, keep: 90}}}]",
-            "dataset.train has 90 samples, the run has 160",
         ),
     ],
 )

@@ -1,7 +1,6 @@
 """Builds the parts of a run from the config, for training and for evaluation."""
 
 from collections.abc import Mapping
-from functools import partial
 from typing import Any
 from zlib import crc32
 
@@ -46,16 +45,10 @@ def build_parts(
     """
     stream = build_stream(config, rank, seed)
     task = build_task(config, seed, rank, first_weights=first_weights)
-    stage_streams: Mapping[int, BatchStream] = {}
-    stages = part("stages", "stages")
-    if stages is not None:  # some have their own data
-        build = partial(build_stream, rank=rank, seed=seed)
-        stage_streams = stages.build_streams(config, build, stream)
     parts = Parts(
         task=task,
         precision=build_precision(config.precision, rank.device),
         stream=stream,
-        stage_streams=stage_streams,
         val=build_evaluation(config, "val", rank, seed),
         evaluation=build_evaluation(config, "eval", rank, seed),
     )

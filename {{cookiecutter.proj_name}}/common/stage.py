@@ -7,10 +7,8 @@ from torch.optim import Optimizer
 
 from common.base.errors import UserError
 from common.base.parts import needs, part
-from common.data.loader import BatchStream
 from common.optim import OptimConfig
 from common.optim.schedule import Schedule, build_schedule
-from common.task import Parts
 
 
 class WholeRun:
@@ -43,10 +41,6 @@ class WholeRun:
 
     def enter_if_due(self, trainer: Any) -> None:
         """Enter the next stage of a `Trainer` if it is due."""
-
-    def stream(self, parts: Parts) -> BatchStream:
-        """Return the training data of the stage."""
-        return parts.stream
 
     def after_validation(self, value: float | None) -> None:
         """Tell the stage a validation result, which must be the same on every rank."""

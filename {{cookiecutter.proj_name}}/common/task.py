@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
@@ -161,7 +161,6 @@ class Parts:
         task: unwrapped, on the CPU; the trainer prepares it, see `common.model`.
         val: the validation sets, which choose the best checkpoint; usually one.
         evaluation: the evaluation sets, for the reported numbers.
-        stage_streams: training data of stages that have their own, by number; other stages use `stream`.
     """
 
     task: Task
@@ -169,18 +168,15 @@ class Parts:
     stream: BatchStream
     val: Sequence[EvaluationLoader]
     evaluation: Sequence[EvaluationLoader]
-    stage_streams: Mapping[int, BatchStream] = field(default_factory=dict)
 
     def deciding_data(self) -> dict[str, BatchStream | EvaluationLoader]:
         """Return the data that affect the result, by name: of training, and of validation, which pick the best."""
         data: dict[str, BatchStream | EvaluationLoader] = {"train": self.stream}
-        for number, stream in self.stage_streams.items():
-            data[f"train of stages[{number}]"] = stream
         for loader in self.val:
             data[label(loader.split, loader.name)] = loader
         return data
 
     @property
     def data(self) -> list[BatchStream | EvaluationLoader]:
-        """All loaders, of every split and stage."""
-        return [self.stream, *self.stage_streams.values(), *self.val, *self.evaluation]
+        """All loaders, of every split."""
+        return [self.stream, *self.val, *self.evaluation]

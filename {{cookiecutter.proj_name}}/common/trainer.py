@@ -161,7 +161,7 @@ class Trainer:
         """Build whatever depends on the settings of the current stage."""
         config: RunConfig = self.stage.config
         self.task.zero_grad()
-        self.stream = self.stage.stream(self.parts)
+        self.stream = self.parts.stream
         self.move_to(self.at)
         self.task.loss.set_weights(config.loss)
         self.strategy.freeze(config.prepare.freeze)
@@ -209,8 +209,6 @@ class Trainer:
                 self.evaluate()
             self.run_pending()
             while not self.progress.is_over:
-                if self.stage.changes:  # here for the data of the epoch; inside it, `begin_step` asks again
-                    self.stage.enter_if_due(self)
                 for step in self.stream.epoch(self.at):
                     self.monitor.batch_ready()
                     before = self.progress.at

@@ -23,7 +23,6 @@ class StageConfig:
         dict[str, Any] | None, Field(description="keys of optim.lr_scheduler; lengths count from the stage's start")
     ] = None
     loss: Annotated[dict[str, Any] | None, Field(description="weights: {CrossEntropyLoss: {weight: 0.5}}")] = None
-    dataset: Annotated[dict[str, Any] | None, Field(description="train: keys of dataset.train")] = None
 
 
 @section

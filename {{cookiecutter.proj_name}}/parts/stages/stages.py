@@ -1,7 +1,7 @@
 """The stage that a run is in, the settings that hold in each, and what can be wrong with them."""
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
@@ -14,7 +14,6 @@ from common.base.errors import UserError, error_context
 from common.base.parts import part_of
 from common.checkpoint.resume import Change, changes
 from common.config import ABSENT, ConfigError, Problem, overlaid
-from common.data.loader import BatchStream
 from common.evaluation.loss import measured_losses
 from common.model.prepare import check_patterns
 from common.optim.groups import needs_closure
@@ -22,7 +21,7 @@ from common.optim.optimizer import own_values, parts_of
 from common.optim.schedule import Plateau, Schedule
 from common.progress import Interval, Position
 from common.stage import WholeRun
-from common.task import Parts, Task
+from common.task import Task
 from parts.stages.config import StageConfig
 
 if TYPE_CHECKING:
@@ -30,8 +29,8 @@ if TYPE_CHECKING:
 
 PLATEAU = "plateau"
 # Keys that a stage may change, but for `optim.accumulate` and those of other parts.
-_STAGED = ("optim.*", "loss.*.weight", "loss.*.weight.*", "dataset.train.*", "prepare.freeze")
-_MAY_CHANGE = "a stage may set freeze, lr_scheduler, the weights of losses, dataset.train and most of optim"
+_STAGED = ("optim.*", "loss.*.weight", "loss.*.weight.*", "prepare.freeze")
+_MAY_CHANGE = "a stage may set freeze, lr_scheduler, the weights of losses and most of optim"
 
 
 def stage_layers(config: Any, number: int) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -45,7 +44,7 @@ def stage_layers(config: Any, number: int) -> tuple[dict[str, Any], dict[str, An
     if optim.get("lr_scheduler", {}).get("type", below["lr_scheduler"]["type"]) != below["lr_scheduler"]["type"]:
         below["lr_scheduler"]["args"] = {}
     freeze = {"freeze": [*config.prepare.freeze, *(stage.freeze or [])]}
-    over = {"optim": optim, "loss": stage.loss, "dataset": stage.dataset, "prepare": freeze}
+    over = {"optim": optim, "loss": stage.loss, "prepare": freeze}
     return values, {name: part for name, part in over.items() if part}
 
 
@@ -118,7 +117,7 @@ class Stages(WholeRun):
     """The stage that a run is in: the seat `stage` of a run with several.
 
     Raises:
-        UserError: a stage ends before it begins, after the run, or inside an epoch though the training data change.
+        UserError: a stage ends before it begins, or after the run.
     """
 
     changes = True
@@ -133,8 +132,6 @@ class Stages(WholeRun):
             where = f"stages[{number}].until {stage.until} is step {end}"
             if end is not None and not start < end <= last:
                 raise UserError(f"{where}; it must be after step {start} and before the end of the run, {last + 1}")
-            if end is not None and self._changes_data(number) and end % (steps_per_epoch or math.inf):
-                raise UserError(f"{where}; other training data begin with an epoch, so it must be the end of one")
             self._ends.append(end)
             start = end or start
         self._enter(0, 0)
@@ -145,21 +142,14 @@ class Stages(WholeRun):
     def enter_if_due(self, trainer: "Trainer") -> None:
         """Enter the next stage if it is due, and say what it changes."""
         settings = to_jsonable_python(self.config)
-        stream = trainer.stream
         if not self.advance(trainer.at):
             return
         before = trainer.optimizer
         trainer.change_stage()
         take_over(trainer.optimizer, before)
-        if trainer.stream is not stream:
-            stream.close()
         news = [change.arrow for change in changes(settings, to_jsonable_python(self.config))]
         logger.info("{} after step {}: {}", self, trainer.at.step, "; ".join(news) or "no change")
         trainer.monitor.recorder.record("stage", step=trainer.at.step + 1, stage=self.number + 1, changed=news)
-
-    def stream(self, parts: Parts) -> BatchStream:
-        """Return the training data of this stage."""
-        return parts.stage_streams.get(self.number, parts.stream)
 
     def advance(self, at: Position) -> bool:
         """Enter the stage that is due at a position. Returns whether the stage changed."""
@@ -203,14 +193,10 @@ class Stages(WholeRun):
         self._plateau = Plateau(0.0, schedule.patience, schedule.threshold, self._run.best_mode)
 
     def _is_over(self, at: Position) -> bool:
-        if self.number + 1 >= len(self._ends) or (at.sample and self._changes_data(self.number)):
+        if self.number + 1 >= len(self._ends):
             return False
         end = self._ends[self.number]
         return self._plateau(0) < 1.0 if end is None else at.step >= end
-
-    def _changes_data(self, number: int) -> bool:
-        """Return whether the training data change at the end of a stage."""
-        return any(stage.dataset for stage in self._run.stages[number : number + 2])
 
 
 def take_over(optimizer: Optimizer, before: Optimizer) -> None:
@@ -244,20 +230,6 @@ def check_stages(config: Any, task: Task) -> None:
             trained = (name for name, parameter in task.named_parameters() if parameter.requires_grad)
             if all(any(fnmatchcase(name, pattern) for pattern in frozen.freeze) for name in trained):
                 raise UserError("every parameter is frozen, so there is nothing to train")
-
-
-def build_streams(config: Any, build: Callable[[Any], BatchStream], usual: BatchStream) -> dict[int, BatchStream]:
-    """Build the training data of stages that have their own, by number. Each needs as many samples as `usual`."""
-    streams = {}
-    for number, stage in enumerate(config.stages):
-        if not stage.dataset:
-            continue
-        with error_context(lambda number=number: f"in stages[{number}].dataset"):  # type: ignore[misc]
-            streams[number] = build(settings_in(config, number))
-            size = streams[number].epoch_size
-            if size != usual.epoch_size:
-                raise UserError(f"dataset.train has {size} samples, the run has {usual.epoch_size}: they must match")
-    return streams
 
 
 def kind_of(config: Any) -> type[WholeRun]:

@@ -9,9 +9,8 @@ import torch
 
 from common.evaluation.loss import Losses
 from tests.conftest import Runs, load, metrics, same
-from tests.resume import cut, differing, final, same_after_cut
-from tests.resume import words as resumable
-from tests.samples import Classification, Digits
+from tests.resume import same_after_cut
+from tests.samples import Classification
 
 TOWER = ["--model", "{type: tests.small.Tower}"]
 EACH_STEP = ["--progress.epoch_save_checkpoint", "1step", "--checkpoint.keep", "0", "--progress.log_every", "1"]
@@ -29,7 +28,6 @@ PLATEAU = """[
     {until: plateau, freeze: ['stem.*'], lr_scheduler: {patience: 1, threshold: 0.9}},
     {until: 9step, optim: {lr: 0.01}}, {optim: {optim_type: SGD}},
 ]"""
-DATA = "[{until: 1epoch}, {dataset: {train: {scale: 0.9}}, optim: {lr: 0.01}}]"
 
 
 def size(output: dict[str, torch.Tensor], batch: dict[str, torch.Tensor]) -> torch.Tensor:
@@ -87,23 +85,6 @@ def test_a_plateau_ends_a_stage(runs: Runs, at: int) -> None:
     assert [entry["step"] for entry in metrics(folder, "stage")] == [7, 10]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("workers", ["0", "2"])
-def test_other_training_data_in_a_stage(runs: Runs, workers: str) -> None:
-    """Other arguments of the dataset from the next epoch on; cut before, at and after that."""
-    data = ["--dataset.train", "{type: tests.parts.stages.test_stages.Scaled}", "--num_workers", workers]
-    given = [*data, "--stages", DATA]
-    folder = runs.train(*resumable("plain", *given), name="uncut")
-    uncut = final(folder)
-    other = runs.train(*resumable("plain", *data, "--stages", DATA.replace("0.9", "1.0")), name="other")
-    losses = [[entry["values"]["loss"] for entry in metrics(each, "train")] for each in (folder, other)]
-    assert losses[0][:5] == losses[1][:5] and losses[0][5] != losses[1][5]
-    for at in (4, 6, 8) if workers == "0" else (8,):
-        cut(runs, "plain", at, *given, name=f"cut{at}")
-        again = runs.train(*resumable("plain", *given, "--resume", "auto"), name=f"cut{at}")
-        assert differing(uncut, final(again)) == []
-
-
 class Rising(Classification):
     """A task of two losses, whose weights depend on the position."""
 
@@ -142,18 +123,3 @@ def test_two_ranks_cut_and_resumed(runs: Runs, at: int) -> None:
     """Inside stage 1, exactly at its end, in stage 3. A stage begins with two calls more, for DDP."""
     given = [*TOWER, "--loss", CE, "--stages", THREE, "--batch_size", "16"]
     same_after_cut(runs, "plain", *given, at=at, ranks=2)
-
-
-class Scaled(Digits):
-    """Digits times a factor, or fewer of them."""
-
-    def __init__(self, data_dir: Path, mode: str, scale: float = 1.0, keep: int = 0) -> None:
-        super().__init__(data_dir, mode)
-        self.scale, self.keep = scale, keep
-
-    def __len__(self) -> int:
-        return self.keep or super().__len__()
-
-    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
-        item = super().__getitem__(index)
-        return {**item, "image": item["image"] * self.scale}
