@@ -32,7 +32,8 @@ def are_finite(tensors: Sequence[Tensor]) -> bool:
     Waits for the device.
     """
     norms = torch._foreach_norm([local(tensor.detach()) for tensor in tensors])
-    return bool(torch.stack([norm.float() for norm in norms]).isfinite().all())
+    total = torch.stack([norm.float() for norm in norms])
+    return bool(total.isfinite().all())
 
 
 class LossCheck:

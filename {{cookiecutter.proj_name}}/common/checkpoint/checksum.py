@@ -38,7 +38,8 @@ def checksum(tensor: Tensor) -> int:
 @cache
 def _factors(device: torch.device) -> Tensor:
     """Random numbers that no version of PyTorch or NumPy changes, since checksums are stored."""
-    return torch.frombuffer(bytearray(shake_128(b"").digest(8 * _CHUNK)), dtype=torch.int64).to(device)
+    data = bytearray(shake_128(b"").digest(8 * _CHUNK))
+    return torch.frombuffer(data, dtype=torch.int64).to(device)
 
 
 def state_checksum(state: Any) -> int:
@@ -51,8 +52,9 @@ def state_checksum(state: Any) -> int:
     def add(value: Any, path: tuple[Any, ...]) -> None:
         if is_sharded(value):
             return
-        number = checksum(value) if isinstance(value, Tensor) else zlib.crc32(repr(value).encode())
-        numbers.append(mix(zlib.crc32(repr(path).encode()), number))
+        if isinstance(value, Tensor):
+            value = checksum(value)
+        numbers.append(zlib.crc32(repr((path, value)).encode()))
 
     map_leaves(state, add)
     return mix(*numbers)

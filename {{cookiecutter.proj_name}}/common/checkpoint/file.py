@@ -20,6 +20,7 @@ from common.base.files import atomic_file
 from common.base.nested import map_leaves
 
 FORMAT = 1  # of the layout: raise it when the code so far would misread a new file
+State = Mapping[str, Any]  # of tensors, numbers, text, and lists, tuples and dicts of these
 # How PyTorch reports that the system refused to open a file, or to map it into memory.
 _REFUSED = re.compile(r"unable to (open|mmap)|because of errno|can't allocate memory")
 
@@ -28,7 +29,7 @@ class CheckpointError(UserError):
     """A file that is missing, damaged, or not a checkpoint. A file that the system cannot read is another error."""
 
 
-def write_checkpoint(state: Mapping[str, Any], *paths: Path, previous: Path | None = None) -> None:
+def write_checkpoint(state: State, *paths: Path, previous: Path | None = None) -> None:
     """Write `state` to the first path and link it to the others, each complete or absent.
 
     Written to a temporary file, flushed to disk, then renamed: the old file stays until the new one is complete.
@@ -124,7 +125,7 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
     return dict(state)
 
 
-def check_format(state: Mapping[str, Any], path: Path) -> None:
+def check_format(state: State, path: Path) -> None:
     """Raise `UserError` for another format. The file is not damaged, so nothing falls back to an older one."""
     if state["format"] != FORMAT:
         raise UserError(

@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,15 @@ from typing import Any
 from loguru import logger
 
 from common.base.files import unused_path, without_tilde
-from common.checkpoint.file import CheckpointError, link_file, read_checkpoint, step_of, unreadable, write_checkpoint
+from common.checkpoint.file import (
+    CheckpointError,
+    State,
+    link_file,
+    read_checkpoint,
+    step_of,
+    unreadable,
+    write_checkpoint,
+)
 from common.distributed import Rank, from_main
 
 _NUMBERED = re.compile(r"step_(\d+)\.pt")
@@ -80,9 +88,10 @@ class CheckpointFolder:
 
     def older(self) -> list[Path]:
         """Return the paths beside `latest.pt`, whether there are such files or not."""
-        return [self.previous, self.best] + [path for _, path in self.numbered_files()]
+        numbered = [path for _, path in self.numbered_files()]
+        return [self.previous, self.best, *numbered]
 
-    def save(self, state: Mapping[str, Any], *, step: int | None = None, best: bool = False) -> list[Path]:
+    def save(self, state: State, *, step: int | None = None, best: bool = False) -> list[Path]:
         """Write `latest.pt`, and the same file as `step_<step>.pt` and / or `best.pt`. Then delete old files."""
         paths = [self.latest]
         if best:

@@ -1,7 +1,6 @@
 """The layout of a task's state: whether a task that is built anew could load what this one saves."""
 
-from collections.abc import Collection, Iterator, Mapping
-from typing import Any
+from collections.abc import Collection, Iterator
 
 import torch
 from loguru import logger
@@ -10,7 +9,7 @@ from torch import Tensor, nn
 from common.base.errors import UserError
 from common.base.nested import map_leaves
 from common.checkpoint.checksum import checksum
-from common.checkpoint.file import plain
+from common.checkpoint.file import State, plain
 from common.config.problem import join_names
 
 EXTRA = "_extra_state"  # how torch ends the names of what `get_extra_state` returns
@@ -32,7 +31,10 @@ class Layout:
         self._entries = _entries(task)
         self._unsaved = _unsaved(task)
         self._warned = False
-        self.empty = {name for name, _, _, buffer in _buffers(task) if buffer is None}
+        self.empty = set[str]()
+        for name, _, _, buffer in _buffers(task):
+            if buffer is None:
+                self.empty.add(name)
 
     def begin(self) -> None:
         """Note the buffers that no checkpoint holds, after a trial of the task and before the first step.
@@ -64,7 +66,10 @@ class Layout:
 
     def lost_buffers(self) -> list[str]:
         """Return the names of buffers that training has changed and no checkpoint holds; warns of them once."""
-        names = [name for name, number in _unsaved(self._task).items() if number != self._unsaved.get(name)]
+        names = []
+        for name, number in _unsaved(self._task).items():
+            if number != self._unsaved.get(name):
+                names.append(name)
         if names and not self._warned:
             self._warned = True
             logger.warning(
@@ -106,7 +111,7 @@ def _unsaved(task: nn.Module) -> dict[str, int]:
     return found
 
 
-def fit_buffers(task: nn.Module, saved: Mapping[str, Any], empty: Collection[str] = ()) -> None:
+def fit_buffers(task: nn.Module, saved: State, empty: Collection[str] = ()) -> None:
     """Give buffers the shapes of those in `saved`, to be loaded.
 
     `empty`: buffers that are None if they are not among them.

@@ -12,6 +12,7 @@ import torch
 
 from common.base.errors import UserError
 from common.base.parts import safe_keys
+from common.checkpoint.file import State
 from common.checkpoint.state import RunState
 from common.config import ConfigError, resolve
 from common.config.layers import node_of
@@ -62,7 +63,7 @@ def changes(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "") ->
             yield Change(key, before, after)
 
 
-def fingerprint(rank: Rank, data: BatchStream, seed: int, model: str, read: Mapping[str, Any]) -> dict[str, Any]:
+def fingerprint(rank: Rank, data: BatchStream, seed: int, model: str, read: State) -> dict[str, Any]:
     """Everything besides the config that affects the exact result of a run, as far as it can be known.
 
     Every process must call this. Packages and data are the main process'.
@@ -113,7 +114,7 @@ class Comparison:
     unknown: list[str] = field(default_factory=list)
 
 
-def compare(old: Mapping[str, Any], new: Mapping[str, Any]) -> Comparison:
+def compare(old: State, new: State) -> Comparison:
     """Compare two fingerprints."""
     installed = versions_of(old["packages"])
     count = len(installed) + 2  # torch and numpy
@@ -139,7 +140,7 @@ def compare(old: Mapping[str, Any], new: Mapping[str, Any]) -> Comparison:
     return found
 
 
-def _compare_all_data(old: Mapping[str, Any], new: Mapping[str, Any], found: Comparison) -> None:
+def _compare_all_data(old: State, new: State, found: Comparison) -> None:
     """Add how the data differ, and how much of them was compared."""
     same = 0
     total = 0
@@ -177,7 +178,7 @@ SAFE = (
 _BATCH = ("batch_size", "optim.accumulate")
 
 
-def accept_changes(saved: Mapping[str, Any], state: RunState, schema: type, allowed: bool) -> str:
+def accept_changes(saved: State, state: RunState, schema: type, allowed: bool) -> str:
     """Compare a checkpoint's state with the run that resumes it. Returns the changes and the guarantee, for the log.
 
     As long as a step has as many samples as before, over all ranks, batch size, accumulation and number of ranks may be
@@ -230,7 +231,7 @@ def accept_changes(saved: Mapping[str, Any], state: RunState, schema: type, allo
 
 def unknowns(run: RunState) -> list[str]:
     """Return what this run relies on but the engine cannot check, for the log."""
-    states: Mapping[str, Any] = run.states
+    states: State = run.states
     kinds = [type(part) for part in parts_of(states["optimizer"])]
     kinds.append(states["schedule"].code)
     dataset = innermost(states["data"].dataset)
@@ -244,7 +245,7 @@ def unknowns(run: RunState) -> list[str]:
     return reasons + [f"plugin {name}" for name in run.about["config"]["plugins"]]
 
 
-def resume_guarantee(saved: Mapping[str, Any], run: RunState, changed: list[Change], breaking: list[Change]) -> str:
+def resume_guarantee(saved: State, run: RunState, changed: list[Change], breaking: list[Change]) -> str:
     """Return the guarantee, for the log: bit-exact, sample-exact, or neither, as far as compared, and why.
 
     Args:

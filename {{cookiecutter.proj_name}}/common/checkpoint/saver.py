@@ -1,7 +1,7 @@
 """Saving in the background: the loop waits for a copy in memory, and a thread writes it to disk."""
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Annotated, Any
@@ -15,6 +15,7 @@ from common.base.errors import UserError
 from common.base.files import why_unwritten
 from common.base.nested import map_leaves
 from common.base.parts import sections
+from common.checkpoint.file import State
 from common.checkpoint.folder import CheckpointFolder
 from common.config import section
 from common.distributed import Rank, has_streams
@@ -61,7 +62,7 @@ class Saver(AbstractContextManager["Saver"]):
 
     def save(
         self,
-        state: Mapping[str, Any],
+        state: State,
         *,
         step: int,
         numbered: bool = False,
@@ -131,7 +132,7 @@ class Saver(AbstractContextManager["Saver"]):
         left = self.config.failures - self._failed
         logger.error("checkpoint not written: {}. Training continues; more failures that end it: {}", what, left)
 
-    def _write(self, state: Mapping[str, Any], step: int, numbered: bool, best: bool) -> None:
+    def _write(self, state: State, step: int, numbered: bool, best: bool) -> None:
         number = step if numbered else None
         try:
             paths = self.folder.save(state, step=number, best=best)
@@ -156,7 +157,8 @@ class Saver(AbstractContextManager["Saver"]):
         seen: dict[tuple[Any, ...], Tensor] = {}
 
         def copy_tensor(value: Any, path: tuple[Any, ...]) -> Any:
-            if not isinstance(value, Tensor) or not (self.config.background or is_sharded(value)):
+            is_copied = self.config.background or is_sharded(value)
+            if not is_copied or not isinstance(value, Tensor):
                 return value
             # Two names of one tensor (tied weights) stay one tensor in the file.
             part = local(value)

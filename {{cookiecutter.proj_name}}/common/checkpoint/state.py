@@ -13,7 +13,7 @@ from common.base.errors import UserError
 from common.base.nested import map_leaves
 from common.base.parts import required
 from common.checkpoint.checksum import state_checksum
-from common.checkpoint.file import FORMAT
+from common.checkpoint.file import FORMAT, State
 from common.checkpoint.layout import Layout, fit_buffers
 from common.checkpoint.weights import averaged_state_dict, load_weights
 from common.config.problem import join_names
@@ -29,13 +29,13 @@ _DATA = "data"  # may differ between processes: a dataset can count what it has 
 class Stateful(Protocol):
     """Something that can be saved: its state is tensors, numbers, strings, and lists, tuples and dicts of these."""
 
-    def state_dict(self) -> Mapping[str, Any]: ...
+    def state_dict(self) -> State: ...
 
     def load_state_dict(self, state: Any, /) -> Any: ...
 
 
 def load_task(
-    task: nn.Module, state: Mapping[str, Any], source: Path, *, average: bool = True, empty: Collection[str] = ()
+    task: nn.Module, state: State, source: Path, *, average: bool = True, empty: Collection[str] = ()
 ) -> None:
     """Load the task's tensors in a checkpoint: those of its `model` and all others. Every process must call this.
 
@@ -75,8 +75,8 @@ class RunState:
     task: nn.Module
     states: dict[str, Stateful]
     rank: Rank
-    fingerprint: Mapping[str, Any]
-    about: Mapping[str, Any]
+    fingerprint: State
+    about: State
     user_states: dict[str, Stateful] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -118,8 +118,8 @@ class RunState:
                 model[name] = value
             else:
                 task[name] = value
-        states = {name: each.state_dict() for name, each in self.states.items()}
-        user = {name: each.state_dict() for name, each in self.user_states.items()}
+        states = _states_of(self.states)
+        user = _states_of(self.user_states)
         random = gather_to_main(mine, self.rank)  # every process
         if self._draws_alike:  # with dist.reduction fixed, all ranks have the same, and each step seeds its own
             random = random[:1]
@@ -166,7 +166,7 @@ class RunState:
             )
         return names
 
-    def load_tensors(self, state: Mapping[str, Any], source: Path) -> dict[str, Any]:
+    def load_tensors(self, state: State, source: Path) -> dict[str, Any]:
         """Restore the task, and the buffers of which each process has its own. Every process must call this.
 
         Returns:
@@ -186,7 +186,7 @@ class RunState:
             states[_DATA] = user.pop(_DATA)
         return states
 
-    def load_state_dict(self, state: Mapping[str, Any], source: Path) -> tuple[Position, dict[str, float], set[str]]:
+    def load_state_dict(self, state: State, source: Path) -> tuple[Position, dict[str, float], set[str]]:
         """Restore everything; the random generators last, since nothing may draw from them afterwards.
 
         Returns:
@@ -219,7 +219,7 @@ class RunState:
             set_seed(mix(self.fingerprint["seed"], self.rank.rank, at.step))
         return at, dict(state["values"]), set(state["owed"])
 
-    def _state_of_ranks(self, user: Mapping[str, Any]) -> list[dict[str, Any]]:
+    def _state_of_ranks(self, user: State) -> list[dict[str, Any]]:
         """Gather the state of every rank on the main process, in rank order: its own buffers, user parts that differ.
 
         Empty if there is nothing of that kind.
@@ -232,11 +232,12 @@ class RunState:
         names = self._differing(user)
         if not (names or buffers):
             return []
-        state = {"buffers": buffers, "user": {name: user[name] for name in names if name in user}}
-        # Rank 0's own are not copies: in the file they are the same tensors as in the other states.
-        return [state, *gather_to_main(map_leaves(state, _in_host_memory), self.rank)[1:]]
+        differing = {name: user[name] for name in names if name in user}
+        state = {"buffers": buffers, "user": differing}
+        others = gather_to_main(map_leaves(state, _in_host_memory), self.rank)[1:]  # every process
+        return [state, *others]  # rank 0's own are not copies: in the file they are tensors of the other states
 
-    def _differing(self, states: Mapping[str, Any]) -> list[str]:
+    def _differing(self, states: State) -> list[str]:
         """Return the names of the states that are not on every rank what they are on rank 0.
 
         Every process must call this.
@@ -251,20 +252,26 @@ class RunState:
                 names.add(name)
         return sorted(names)
 
-    def _mine(self, state: Mapping[str, Any], source: Path) -> dict[str, Any]:
+    def _mine(self, state: State, source: Path) -> dict[str, Any]:
         """Return the part of the checkpoint that belongs to this rank only."""
         ranks = state["ranks"]
         if not ranks:
             return {"buffers": {}, "user": {}}
         if len(ranks) != self.rank.world_size:
-            names = ranks[0]["buffers"].keys() | ranks[0]["user"].keys()
+            names = join_names([*ranks[0]["buffers"], *ranks[0]["user"]])
             raise UserError(
-                f"{source} holds a state of its own for each of {len(ranks)} processes ({join_names(sorted(names))}), "
+                f"{source} holds a state of its own for each of {len(ranks)} processes ({names}), "
                 f"but this run has {self.rank.world_size}: use {len(ranks)} processes, or start a new run from the "
                 "weights: --progress.start_epoch 0 --name NEW"
             )
         return ranks[self.rank.rank]
 
 
+def _states_of(objects: Mapping[str, Stateful]) -> dict[str, Any]:
+    return {name: each.state_dict() for name, each in objects.items()}
+
+
 def _in_host_memory(value: Any, path: tuple[Any, ...]) -> Any:
-    return whole(value).detach().cpu() if isinstance(value, Tensor) else value
+    if isinstance(value, Tensor):
+        return whole(value).detach().cpu()  # every process
+    return value

@@ -1,7 +1,7 @@
 """Loads weights from a checkpoint or any weights file into a model: all of them, or those that fit, with a report."""
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import field
 from fnmatch import fnmatchcase
 from http.client import HTTPException
@@ -18,7 +18,7 @@ from common.base.errors import UserError
 from common.base.files import without_tilde
 from common.base.nested import flat
 from common.base.parts import AVERAGE
-from common.checkpoint.file import CheckpointError, check_format, is_checkpoint, load_archive
+from common.checkpoint.file import CheckpointError, State, check_format, is_checkpoint, load_archive
 from common.checkpoint.layout import EXTRA
 from common.config import section
 from common.config.problem import join_names
@@ -41,7 +41,7 @@ class InitConfig:
     strict: Annotated[bool, Field(description="keys that do not match are an error; false: load what fits")] = True
 
 
-def load_weights(model: nn.Module, weights: Mapping[str, Any], source: str, left_out: Collection[str] = ()) -> None:
+def load_weights(model: nn.Module, weights: State, source: str, left_out: Collection[str] = ()) -> None:
     """Load a state dict into the unwrapped model, every key or none. Those in `left_out` stay as they are.
 
     Raises:
@@ -128,10 +128,14 @@ def _read_weights(path: Path) -> dict[str, Any]:
         return averaged_state_dict(state["model"], state)
     if not isinstance(state, dict):
         raise CheckpointError(f"init_from: {path} has no weights (a dict of names and tensors)")
-    return {key: value for key, value in flat(state).items() if isinstance(value, Tensor) or key.endswith(EXTRA)}
+    weights = {}
+    for key, value in flat(state).items():
+        if isinstance(value, Tensor) or key.endswith(EXTRA):
+            weights[key] = value
+    return weights
 
 
-def _select(weights: Mapping[str, Any], config: InitConfig) -> dict[str, Any]:
+def _select(weights: State, config: InitConfig) -> dict[str, Any]:
     """Select by prefix, then rename."""
     chosen = {}
     for key, value in weights.items():
@@ -148,7 +152,7 @@ def _differ(value: Any, expected: Any) -> bool:
     return isinstance(value, Tensor) and isinstance(expected, Tensor) and value.shape != expected.shape
 
 
-def _misfits(expected: Mapping[str, Any], weights: Mapping[str, Any]) -> list[str]:
+def _misfits(expected: State, weights: State) -> list[str]:
     """Lines that list the keys that do not match, and how; empty if all match."""
     others = []
     for key, value in expected.items():
@@ -162,10 +166,11 @@ def _misfits(expected: Mapping[str, Any], weights: Mapping[str, Any]) -> list[st
     return [f"  {title} ({len(names)}): {join_names(names)}" for title, names in kinds.items() if names]
 
 
-def averaged_state_dict(model_state: Mapping[str, Any], checkpoint: Mapping[str, Any]) -> dict[str, Any]:
+def averaged_state_dict(model_state: State, checkpoint: State) -> dict[str, Any]:
     """`model_state` with the averages that a checkpoint holds, in the model's dtypes; unchanged if there are none."""
     averaged = dict(model_state)
-    for name, value in checkpoint.get(AVERAGE, {}).get("shadow", {}).items():
+    average = checkpoint.get(AVERAGE, {})
+    for name, value in average.get("shadow", {}).items():
         if name in averaged:
             averaged[name] = value.to(averaged[name].dtype)
     return averaged
