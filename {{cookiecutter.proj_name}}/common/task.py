@@ -15,7 +15,7 @@ from common.evaluation.loss import Losses, LossFactory
 from common.evaluation.metric import MetricFactory
 from common.model import fixed
 from common.model.strategy import ModelHolder
-from common.monitor.clock import Clock
+from common.monitor.meter import Clock
 from common.monitor.result import Picture
 from common.monitor.writer import Show
 from common.optim.groups import Group

@@ -8,7 +8,7 @@ from loguru import logger
 from torch import Tensor
 
 from common.distributed import Rank
-from common.monitor.clock import Timing
+from common.monitor.meter import Timing
 from common.progress import Position
 from parts.checks.slow_data import SlowDataAdvice
 from tests.conftest import Runs

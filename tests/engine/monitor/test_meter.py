@@ -5,8 +5,7 @@ import math
 import pytest
 import torch
 
-from common.monitor.clock import Clock, peak_memory
-from common.monitor.meter import Meter
+from common.monitor.meter import Clock, Meter, peak_memory
 
 
 def losses(total: float, **parts: float) -> dict[str, torch.Tensor]:
@@ -111,7 +110,7 @@ def test_losses_do_not_pile_up():
 class FakeTime:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 100.0
-        monkeypatch.setattr("common.monitor.clock.perf_counter", lambda: self.now)
+        monkeypatch.setattr("common.monitor.meter.perf_counter", lambda: self.now)
 
     def steps(self, clock: Clock, count: int, *, wait: float, work: float) -> None:
         for _ in range(count):

@@ -16,10 +16,9 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from common.base.text import number
 from common.distributed import Rank
-from common.monitor.clock import Timing
 from common.monitor.line import evaluation_line, learning_rates, position, train_line
 from common.monitor.log import setup_log
-from common.monitor.meter import Reading
+from common.monitor.meter import Reading, Timing
 from common.monitor.monitor import Monitor, MonitorConfig
 from common.monitor.result import SetResult, SplitResult
 from common.progress import Position

@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from datetime import timedelta
 
 from common.base.text import number
-from common.monitor.clock import Timing
-from common.monitor.meter import Reading
+from common.monitor.meter import Reading, Timing
 from common.monitor.writer import drop_duplicate_loss
 from common.progress import Position
 

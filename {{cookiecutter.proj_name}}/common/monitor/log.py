@@ -34,7 +34,6 @@ def setup_log(
     to the file. The file is appended to; if it is not empty, a line with `banner` separates old from new.
     Ranks above 0 send only errors to the terminal; give each of them its own file.
 
-    A record may bind `best`, which highlights it on the terminal.
     The terminal shows source locations if the level is DEBUG or lower.
 
     Args:
@@ -45,10 +44,17 @@ def setup_log(
     logger.configure(patcher=_add_place)
     # diagnose would print the values of variables (data, passwords) in tracebacks.
     options: dict[str, Any] = {"diagnose": False, "backtrace": False}
+    shown = level
+    source = sender = ""
+    if number <= logging.DEBUG:
+        source = "<cyan>{extra[at]: <26}</cyan> "
+    if rank:
+        shown = "ERROR"
+        sender = f"rank {rank}: "
     logger.add(
         _to_console,
-        level=level if rank == 0 else "ERROR",
-        format=_console_format(number <= logging.DEBUG, rank),
+        level=shown,
+        format="<green>{time:HH:mm:ss}</green> <level>{level: <8}</level> " + source + sender + "{message}",
         colorize=sys.stderr.isatty() and "NO_COLOR" not in os.environ,
         **options,
     )
@@ -89,23 +95,6 @@ def _to_console(message: str) -> None:
         sys.stderr.write(message)
 
 
-def _console_format(shows_source: bool, rank: int) -> Callable[[Any], str]:
-    """Return the format of a record on the terminal."""
-    source = sender = ""
-    if shows_source:
-        source = "<cyan>{extra[at]: <26}</cyan> "
-    if rank:
-        sender = f"rank {rank}: "
-
-    def choose(record: Any) -> str:
-        message = f"{sender}{{message}}"
-        if record["extra"].get("best"):
-            message = f"<bold><green>{message}</green></bold>"
-        return f"<green>{{time:HH:mm:ss}}</green> <level>{{level: <8}}</level> {source}{message}\n{{exception}}"
-
-    return choose
-
-
 def _add_place(record: Any) -> None:
     place = _place(record["file"].path, record["line"])
     record["extra"].setdefault("at", place)
@@ -125,7 +114,6 @@ class _ToLoguru(logging.Handler):
         except ValueError:  # a level of the library's own
             level = record.levelno
         caller = logger.bind(at=_place(record.pathname, record.lineno))
-        caller = caller.patch(lambda entry: entry.update({"name": record.name}))  # for a sink that filters by it
         # Passed as an argument: braces in the text must not be taken for format fields.
         message = record.getMessage()
         caller.opt(exception=record.exc_info).log(level, "{}", message)

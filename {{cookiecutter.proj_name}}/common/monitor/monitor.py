@@ -18,9 +18,8 @@ from common.base.text import label, number
 from common.config import dump, section
 from common.config.registry import WRITER_REGISTRY, Registered
 from common.distributed import Rank, max_over_ranks, sum_over_ranks
-from common.monitor.clock import Clock, Timing, peak_memory
 from common.monitor.line import current_epoch, evaluation_line, position, train_line
-from common.monitor.meter import Meter
+from common.monitor.meter import Clock, Meter, Timing, peak_memory
 from common.monitor.result import SplitResult
 from common.monitor.writer import NullRecorder, Recorder, WriterRun, drop_duplicate_loss
 from common.optim.groups import learning_rates
@@ -235,7 +234,7 @@ class Monitor:
             decides = best and key.removeprefix(f"{name}.") in measured.values
             values = drop_duplicate_loss(measured.values)
             line = evaluation_line(label(split, name), where, values, measured.samples, best=decides)
-            _log.bind(best=decides).info("{}", line)
+            _log.info("{}", line)
         if split == "val":
             self._show_on_bar(f"val {key}", result.values.get(key))
         self.recorder.record(

@@ -6,7 +6,7 @@ from loguru import logger
 
 from common.base.process import available_cores
 from common.distributed import Rank
-from common.monitor.clock import Timing
+from common.monitor.meter import Timing
 from common.progress import Position
 
 # Advice is given when waiting for data takes more than each of these:

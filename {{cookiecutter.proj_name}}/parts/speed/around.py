@@ -9,7 +9,7 @@ from loguru import logger
 
 from common.distributed.buffers import buffers_unchanged
 from common.distributed.seed import random_state_unchanged
-from common.monitor.clock import Timing
+from common.monitor.meter import Timing
 from common.run_context import RunContext
 from common.trainer import Trainer
 from parts.speed.config import SpeedConfig
