@@ -16,7 +16,6 @@ from pathlib import Path
 
 from common.base.errors import UserError
 from cli.program import run
-from library.data.files_below import FilesBelow
 from library.data.image_folder_dataset import class_folders, sort_images
 
 SHARD = "shard-{:06d}.tar"
@@ -32,9 +31,7 @@ def pack(folder: Path, out: Path, samples_per_shard: int) -> list[Path]:
     if out.exists():
         raise UserError(f"{out} exists; remove it first, or choose another folder")
     classes = class_folders(folder, "tools.pack")
-    below = FilesBelow(folder)
-    below.warn()
-    images, _ = sort_images(below, classes, [0.0, 1.0])
+    images, _ = sort_images(folder, classes, [0.0, 1.0])
     if not images:
         raise UserError(f"there are no images below {folder}")
     names = {path: Path(path).relative_to(folder).as_posix() for path, _ in images}

@@ -31,7 +31,7 @@ from common.monitor.result import Picture
 from common.run.paths import RunPaths
 from common.task import Task
 from cli.trained import load_trained
-from library.data.files_below import FilesBelow
+from library.data.files_below import files_below
 
 _PRINTED = 20  # with more files, predictions are only written
 _SHOWN = 20  # files named in a message
@@ -225,9 +225,7 @@ def find_files(inputs: Iterable[str | Path], section: Mapping[str, Any]) -> list
         raise UserError(f"--input: there is no file or folder {join_names(missing)}")
 
     def files_of(path: Path) -> list[str]:
-        below = FilesBelow(path)
-        below.warn()
-        return [str(file) for file in below.files if suffixes is None or file.suffix.lower() in suffixes]
+        return [str(file) for file in files_below(path) if suffixes is None or file.suffix.lower() in suffixes]
 
     paths = (files_of(Path(name)) if Path(name).is_dir() else [name] for name in names)
     files = list(dict.fromkeys(itertools.chain(*paths)))

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
@@ -87,19 +86,3 @@ def test_a_dataset_that_grows_is_named() -> None:
     order = EpochOrder({"type": "shuffle"}, Growing(), 0)
     with pytest.raises(UserError, match=r"the length of Growing changed from 13 to 15 in epoch 2; it must stay"):
         order(1)
-
-
-def ragged(size: int, seed: int, epoch: int, dataset: Any) -> list[list[int]]:
-    """Batches."""
-    return [[0, 1], [2]]
-
-
-def square(size: int, seed: int, epoch: int, dataset: Any) -> np.ndarray[Any, Any]:
-    """Batches of one size."""
-    return np.arange(12).reshape(6, 2)
-
-
-@pytest.mark.parametrize("name", ["ragged", "square"])
-def test_lists_of_indices_have_a_way(name: str) -> None:
-    with pytest.raises(UserError, match=r"returned, for epoch 1, lists of indices.*docs/data.md, Batches of your own"):
-        EpochOrder({"type": f"engine.data.test_batches_of_own.{name}"}, Growing(), 0)

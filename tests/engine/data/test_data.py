@@ -15,8 +15,9 @@ from torch.utils.data._utils.pin_memory import pin_memory
 from common.base.errors import UserError
 from common.base.nested import map_tensors
 from common.data.keyed import KeyedBatches
-from common.data.loader import Loaded, to_device
+from common.data.loader import to_device
 from common.data.order import EpochPlan
+from common.data.workers import Loaded
 from common.optim.precision import Precision
 from common.progress import Position
 from tests.conftest import Runs, load, same

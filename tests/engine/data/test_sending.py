@@ -54,7 +54,7 @@ def few_files() -> None:
 @pytest.mark.parametrize(
     ("kind", "said"),
     [
-        ("ManyTensors", "worker processes cannot send batches: too many open files, of 256"),
+        ("ManyTensors", "a worker process cannot send a batch: its error is above. If too many files are open"),
         ("Unsendable", "a worker process cannot send a batch: its error is above"),
     ],
 )

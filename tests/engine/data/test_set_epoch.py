@@ -68,11 +68,9 @@ def changing(name: str, *more: str) -> list[str]:
 def test_workers_know_the_epoch(runs: Runs, name: str) -> None:
     """Workers that live on from epoch to epoch, too; only the training has epochs."""
     alone = final(runs.train(*changing(name), name="alone"))
-    for persistent in ("true", "false"):
-        more = ["--num_workers", "2", "--loader.persistent", persistent]
-        shared = final(runs.train(*changing(name, *more), name=f"persistent_{persistent}"))
-        assert same(alone["latest"]["model"], shared["latest"]["model"])
-        assert alone["measured"] == shared["measured"]
+    shared = final(runs.train(*changing(name, "--num_workers", "2"), name="shared"))
+    assert same(alone["latest"]["model"], shared["latest"]["model"])
+    assert alone["measured"] == shared["measured"]
     plain = final(runs.train(*words("plain", "--progress.epoch", "3"), name="plain"))
     assert not same(alone["latest"]["model"], plain["latest"]["model"])
 

@@ -154,7 +154,7 @@ def test_no_shard_at_all(tmp_path: Path) -> None:
     (tmp_path / "a.tar").write_bytes(b"nothing of the kind" * 100)
     (tmp_path / "b.tar").write_bytes(b"")
     for name in ("a", "b"):
-        with pytest.raises(UserError, match=rf"{name}.tar is damaged after 0 whole samples"):
+        with pytest.raises(UserError, match=rf"{name}.tar is damaged: "):
             tar(tmp_path, shards=f"{name}.tar")
 
 

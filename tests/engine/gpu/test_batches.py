@@ -46,9 +46,9 @@ def test_a_copy_is_not_waited_for(device: Device) -> None:
 
 @pytest.mark.slow
 def test_a_run_does_not_depend_on_them(device: Device) -> None:
-    """Workers, prefetched batches and pinned memory change no bit of the weights."""
+    """Workers and prefetched batches change no bit of the weights."""
     words = [*NET, *STRICT, "--loader.prefetch", "4"]
-    without = device.train(*words, "--num_workers", "0", "--loader.pin_memory", "false", name="without")
+    without = device.train(*words, "--num_workers", "0", name="without")
     ahead = device.train(*words, "--num_workers", "2", name="ahead")
     assert same(without.state["model"], ahead.state["model"])
     for run in (without, ahead):

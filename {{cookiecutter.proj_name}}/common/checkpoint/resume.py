@@ -170,7 +170,7 @@ SAFE = (
     "name", "resume", "allow_changes", "model_pt", "split", "gpu_ids", "num_workers", "plugins", "dir.*",
     "debug.debug_mode", "debug.print_all_grad", "monitor.*", "profile.*", "checkpoint.*", "init_*", "dataset.eval",
     "dataset.eval.*", *safe_keys(),
-    "loader.pin_memory", "loader.prefetch", "loader.persistent", "loader.timeout", "loader.start_method",
+    "loader.prefetch", "loader.timeout", "loader.start_method",
     "dist.timeout", "dist.launcher", "dist.processes", "dist.cudnn_benchmark", "dist.distributed_backend",
     "prepare.activation_checkpointing", "prepare.compile.*", "prepare.channels_last",
 )  # fmt: skip
@@ -239,7 +239,8 @@ def unknowns(run: RunState) -> list[str]:
         kinds.append(type(dataset))
     own = []
     for kind in dict.fromkeys(kinds):
-        if kind.__module__.partition(".")[0] not in ("torch", "common", "library"):
+        is_ours = kind.__module__.partition(".")[0] in ("torch", "common", "library")
+        if kind is type(dataset) or not is_ours:  # Concat holds other people's
             own.append(f"{kind.__module__}.{kind.__qualname__}")
     reasons = [f"{name} restores its own state" for name in (*own, *run.user_states)]
     return reasons + [f"plugin {name}" for name in run.about["config"]["plugins"]]

@@ -23,8 +23,7 @@ from common.distributed.seed import mix
 _OBJECTS, _ITEMS = 2_000, 1_000  # looked at, in all and of one list: the others are paths, labels or samples
 _GENERATORS = 64  # seeded for each sample at most: of more, each belongs to a sample, and none is seeded
 _KINDS = (np.random.Generator, np.random.RandomState, random.Random, torch.Generator)
-# They are seeded for each sample anyway.
-_GLOBAL = {id(getattr(random, "_inst")), id(getattr(np.random.mtrand, "_rand")), id(torch.default_generator)}  # noqa: B009
+_GLOBAL = [vars(random)["_inst"], vars(np.random.mtrand)["_rand"], torch.default_generator]  # seeded anyway
 _PLAIN = (str, bytes, int, float, type(None), Tensor, np.ndarray, np.generic, PurePath, type, ModuleType)
 # Processes may share these: they are made for it, or only written.
 _SHAREABLE = ("multiprocessing.*", "torch.multiprocessing.*", "logging.*", "loguru.*", "threading.*", "_thread.*")
@@ -46,8 +45,9 @@ class OwnGenerators:
         self.names: list[str] = []
         self._found: list[tuple[Any, int]] = []
         for name, value in contents(*owners, with_state=False):
-            if isinstance(value, _KINDS) and id(value) not in _GLOBAL:
-                self._found.append((value, mix(crc32(name.encode()), self.names.count(name))))
+            if isinstance(value, _KINDS) and value not in _GLOBAL:
+                key = mix(crc32(name.encode()), self.names.count(name))
+                self._found.append((value, key))
                 self.names.append(name)
         if len(self._found) > _GENERATORS:
             self._found = []
@@ -83,14 +83,21 @@ def _is_open(value: Any) -> bool:
     kind: Any = type(value)
     if _matches(kind, _OPEN):
         return not kind.__module__.startswith("h5py") or bool(value)  # those of h5py are false when closed
-    with suppress(Exception):  # it is closed, or no file
-        readable = getattr(value, "readable", True)
-        can_read = readable() if callable(readable) else readable
-        return callable(getattr(type(value), "fileno", None)) and value.fileno() >= 0 and bool(can_read)
-    return False
+    if not callable(getattr(kind, "fileno", None)):
+        return False
+    try:
+        can_read = getattr(value, "readable", True)
+        if callable(can_read):
+            can_read = can_read()
+        return value.fileno() >= 0 and bool(can_read)
+    except Exception:  # noqa: BLE001 - it is closed, or no file
+        return False
 
 
-def contents(*owners: Any, with_state: bool = True) -> Iterator[tuple[str, Any]]:
+def contents(
+    *owners: Any,
+    with_state: bool = True,
+) -> Iterator[tuple[str, Any]]:
     """Yield what objects hold, in attributes, lists, dictionaries, closures and modules, with names.
 
     The nearest come first. Without `with_state`, objects that save a state of their own are not looked into.
@@ -108,7 +115,8 @@ def contents(*owners: Any, with_state: bool = True) -> Iterator[tuple[str, Any]]
             continue
         if with_state or not _has_state(value):
             queue.extend(_inside(name, value))
-            for place in (*kind.__mro__, sys.modules.get(getattr(value, "__module__", ""))):
+            module = sys.modules.get(getattr(value, "__module__", ""))
+            for place in (*kind.__mro__, module):
                 if id(place) not in seen:
                     seen[id(place)] = place
                     queue.extend(_generators(place))

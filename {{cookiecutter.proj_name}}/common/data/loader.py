@@ -18,7 +18,7 @@ from common.config.registry import COLLATE_REGISTRY, ORDER_REGISTRY, Registered
 from common.data.keyed import BatchKey, KeyedBatches, SizedDataset, find_collate
 from common.data.order import EpochPlan, GlobalBatch, evaluation_keys
 from common.data.view import kind_of
-from common.data.workers import OtherProcess, WaitInterrupted, context_of, end_workers, read, set_up_worker
+from common.data.workers import Loaded, WaitInterrupted, end_workers, in_other_process, read, set_up_worker
 from common.distributed import Rank, has_streams
 from common.progress import Position
 
@@ -43,13 +43,11 @@ class LoaderConfig:
         Field(description="train: order of an epoch's samples: see --list order"),
     ] = field(default_factory=lambda: {"type": "shuffle"})
     drop_last: Annotated[bool, Field(description="train: leave out an epoch's last step if it is not full")] = False
-    pin_memory: Annotated[bool | None, Field(description="page-locked batches; null: on when training on a GPU")] = None
     start_method: Annotated[
         Literal["fork", "spawn", "forkserver"] | None,
         Field(description="how workers start; null: Python's default; spawn, forkserver: for datasets that use CUDA"),
     ] = None
     prefetch: Annotated[int, Field(ge=1, description="batches each worker reads ahead")] = 2
-    persistent: Annotated[bool, Field(description="keep workers alive between epochs")] = True
     timeout: Annotated[int, Field(ge=0, description="seconds to wait for a worker's batch; 0: no limit")] = 0
 
 
@@ -99,7 +97,13 @@ class BatchStream(Protocol):
     def sample_batch(self, *, full: bool) -> Any:
         """Return a batch to try a model on: a small one, or a full one, with the shape that a compiler will see."""
 
-    def samples(self, at: Position, steps: int = 1, *, everywhere: bool = False) -> list[list[int]]:
+    def samples(
+        self,
+        at: Position,
+        steps: int = 1,
+        *,
+        everywhere: bool = False,
+    ) -> list[list[int]]:
         """Indices of the samples in `steps` steps from `at` on, by micro-batch; empty if they have none.
 
         `everywhere`: of all processes, not only of this one.
@@ -128,40 +132,66 @@ class TrainStream(BatchStream):
     is_exactly_resumable = is_indexed = True
 
     def __init__(
-        self, dataset: SizedDataset, plan: EpochPlan, config: LoaderConfig, *, worker: int, device: torch.device
+        self,
+        dataset: SizedDataset,
+        plan: EpochPlan,
+        config: LoaderConfig,
+        *,
+        worker: int,
+        device: torch.device,
     ) -> None:
         refuse_lost_state(dataset, worker)
         self.dataset = dataset
         self.plan = plan
-        self.steps_per_epoch, self.epoch_size = plan.steps_per_epoch, plan.order.size
+        self.steps_per_epoch = plan.steps_per_epoch
+        self.epoch_size = plan.order.size
         self.samples_per_step = plan.samples_per_step
         self._keys = _Keys()
-        self.batches = KeyedBatches(dataset, find_collate(dataset, config.collate, training=True), plan.order.seed)
-        self._loader = make_loader(self.batches, config, worker, plan.order.seed, device, batch_sampler=self._keys)
+        seed = plan.order.seed
+        collate = find_collate(dataset, config.collate, training=True)
+        self.batches = KeyedBatches(dataset, collate, seed)
+        self._loader = make_loader(self.batches, config, worker, seed, device, batch_sampler=self._keys)
 
     def sample_batch(self, *, full: bool) -> Any:
         """Return a batch to try a model on; reading it leaves the random generators unchanged."""
-        size = min(self.plan.batch_size if full else 2, self.epoch_size)
-        return _read_once(self._loader, list(range(size)))
+        size = 2
+        if full:
+            size = self.plan.batch_size
+        return _read_once(self._loader, list(range(min(size, self.epoch_size))))
 
-    def samples(self, at: Position, steps: int = 1, *, everywhere: bool = False) -> list[list[int]]:
-        shares = list[list[int]]()
-        for rank in range(self.plan.world_size) if everywhere else [self.plan.rank]:
-            plan, start = replace(self.plan, rank=rank), at
-            while start.step < at.step + steps:
-                for step in islice(plan.global_batches(start), at.step + steps - start.step):
-                    shares += step.indices
+    def samples(
+        self,
+        at: Position,
+        steps: int = 1,
+        *,
+        everywhere: bool = False,
+    ) -> list[list[int]]:
+        ranks = [self.plan.rank]
+        if everywhere:
+            ranks = list(range(self.plan.world_size))
+        found = []
+        for rank in ranks:
+            plan = replace(self.plan, rank=rank)
+            start = at
+            end = at.step + steps
+            while start.step < end:
+                for step in islice(plan.global_batches(start), end - start.step):
                     start = step.after
-        return [[index % len(self.dataset) for index in indices] for indices in shares]
+                    for indices in step.indices:
+                        found.append([index % len(self.dataset) for index in indices])
+        return found
 
     def state_dict(self) -> dict[str, Any]:
         """Return the dataset's own state, if it has any; the position in the data is part of the run's position."""
-        state_dict = getattr(self.dataset, "state_dict", None)
-        return {"dataset": state_dict()} if callable(state_dict) else {}
+        dataset: Any = self.dataset
+        if not callable(getattr(dataset, "state_dict", None)):
+            return {}
+        return {"dataset": dataset.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        if "dataset" in state and callable(load := getattr(self.dataset, "load_state_dict", None)):
-            load(state["dataset"])
+        dataset: Any = self.dataset
+        if "dataset" in state and callable(getattr(dataset, "load_state_dict", None)):
+            dataset.load_state_dict(state["dataset"])
 
     def epoch(self, at: Position) -> Iterator[Step]:
         """Yield the steps from `at` to the end of its epoch. Skipped samples are not read."""
@@ -173,7 +203,8 @@ class TrainStream(BatchStream):
         try:
             for first in batches:  # to the loader's end, so that its workers stop at once
                 global_batch = next(global_batches)
-                yield Step([first, *islice(batches, len(global_batch.sizes) - 1)], global_batch)
+                others = islice(batches, len(global_batch.sizes) - 1)
+                yield Step([first, *others], global_batch)
         except WaitInterrupted:
             if self.plan.world_size > 1:  # others wait for this process
                 raise
@@ -219,7 +250,8 @@ class EvaluationLoader:
     def __post_init__(self) -> None:
         self.size = len(self.dataset)
         self.keys = evaluation_keys(self.size, self.batch_size, self.rank.rank, self.rank.world_size)
-        self.batches = KeyedBatches(self.dataset, find_collate(self.dataset, self.config.collate), self.seed)
+        collate = find_collate(self.dataset, self.config.collate)
+        self.batches = KeyedBatches(self.dataset, collate, self.seed)
         self._loader = make_loader(
             self.batches, self.config, self.worker, self.seed, self.rank.device, batch_sampler=self.keys
         )
@@ -238,27 +270,34 @@ class EvaluationLoader:
 
 def _read_once(loader: DataLoader[Any], indices: list[int]) -> Any:
     """Read a batch. With workers, in a process of its own: they would share the files that a dataset opens here."""
+    read_batch = loader.dataset.__getitems__  # type: ignore[attr-defined]
     key = (0, indices)
     if loader.num_workers == 0:
-        return loader.dataset.__getitems__(key)  # type: ignore[attr-defined]
-    return OtherProcess(context_of(loader), loader.dataset.__getitems__, key).result()  # type: ignore[attr-defined]
+        return read_batch(key)
+    return in_other_process(loader, None, read_batch, key)
 
 
 def make_loader(
-    batches: Any, config: LoaderConfig, worker: int, seed: int, device: torch.device, **sampling: Any
+    batches: Any,
+    config: LoaderConfig,
+    worker: int,
+    seed: int,
+    device: torch.device,
+    **options: Any,
 ) -> DataLoader[Any]:
-    """Make the `DataLoader` of a split; `sampling`: its options `batch_sampler` or `batch_size`."""
+    """Make the `DataLoader` of a split; `options`: its `batch_sampler` or `batch_size`."""
+    if worker:
+        options["prefetch_factor"] = config.prefetch
+        options["persistent_workers"] = "batch_sampler" in options
+        options["timeout"] = config.timeout
+        options["multiprocessing_context"] = config.start_method
     return DataLoader(
         batches,
-        **sampling,
+        **options,
         collate_fn=Loaded,
         num_workers=worker,
-        pin_memory=has_streams(device) if config.pin_memory is None else config.pin_memory,
-        prefetch_factor=config.prefetch if worker else None,
-        persistent_workers=config.persistent and worker > 0 and "batch_sampler" in sampling,
-        timeout=config.timeout if worker else 0,
+        pin_memory=has_streams(device),
         worker_init_fn=partial(set_up_worker, os.getpid()),
-        multiprocessing_context=config.start_method if worker else None,
         # Creating an iterator draws a number; from the global stream, that would shift the dropout of a resumed run.
         generator=torch.Generator().manual_seed(seed),
     )
@@ -275,25 +314,15 @@ def to_device(batch: Any, device: torch.device) -> Any:
     return map_tensors(batch, lambda tensor: tensor.to(device, non_blocking=later), "to", device)
 
 
-class Loaded:
-    """A batch as a loader returns it. Pinning skips tensors that are on a GPU."""
-
-    def __init__(self, batch: Any) -> None:
-        self.batch = batch
-
-    def pin_memory(self) -> "Loaded":
-        pinned = map_tensors(
-            self.batch, lambda tensor: tensor.pin_memory() if tensor.device == _CPU else tensor, "pin_memory"
-        )
-        return Loaded(pinned)
-
-
 def whereabouts(stream: BatchStream, step: Step | None, at: Position) -> str:
     """Return the trainer's step and samples, given its position `at` and the last `step` it received."""
     if step is None:
         return "before the first step"
     if step.global_batch.after == at:
-        return f"after training step {at.step}, epoch {at.epoch + (at.sample > 0 or at.epoch_size == 0)}"
+        epoch = at.epoch
+        if at.sample > 0 or at.epoch_size == 0:  # not at an epoch's end
+            epoch += 1
+        return f"after training step {at.step}, epoch {epoch}"
     return f"training step {at.step + 1}, epoch {at.epoch + 1}{sample_text(stream.samples(at))}"
 
 
@@ -311,5 +340,7 @@ def sample_text(batches: list[list[int]]) -> str:
     numbers = [number for batch in batches for number in batch]
     if not numbers:
         return ""
-    more = f", ... ({len(numbers)} in all)" if len(numbers) > _SHOWN else ""
-    return f", of train samples {', '.join(map(str, numbers[:_SHOWN]))}{more}"
+    text = f", of train samples {', '.join(map(str, numbers[:_SHOWN]))}"
+    if len(numbers) > _SHOWN:
+        text += f", ... ({len(numbers)} in all)"
+    return text

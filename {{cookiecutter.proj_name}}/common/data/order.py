@@ -28,40 +28,47 @@ class EpochOrder:
         size: samples of an epoch.
     """
 
-    def __init__(self, section: Mapping[str, Any], dataset: Any, seed: int) -> None:
-        self.dataset, self.seed, self.name = dataset, seed, section["type"]
+    def __init__(
+        self,
+        section: Mapping[str, Any],
+        dataset: Any,
+        seed: int,
+    ) -> None:
+        self.dataset = dataset
+        self.seed = seed
+        self.name = section["type"]
+        self.size = 0
         self._samples = len(dataset)
         self._function = ORDER_REGISTRY.build(section)
-        self._latest = 0, self._indices(0)
-        self.size = len(self._latest[1])
+        self._epoch = 0
+        self._latest = self._indices(0)
+        self.size = len(self._latest)
 
     def __call__(self, epoch: int) -> np.ndarray[Any, Any]:
         """Shape (size,); a sample's second occurrence has the number index + len(dataset), its third 2 * len, ...
 
         So each occurrence has random numbers of its own.
         """
-        if self._latest[0] != epoch:
-            self._latest = epoch, self._indices(epoch)
-        return self._latest[1]
+        if self._epoch != epoch:
+            self._epoch = epoch
+            self._latest = self._indices(epoch)
+        return self._latest
 
     def _indices(self, epoch: int) -> np.ndarray[Any, Any]:
         size = self._samples
         with loop_streams_unchanged():
             seed_all(mix(self.seed, epoch))
             set_epoch(self.dataset, epoch)
-            if len(self.dataset) != size:
-                kind, now = kind_of(self.dataset), len(self.dataset)
-                rule = f"the length of {kind} changed from {size} to {now} in epoch {epoch + 1}; it must stay the same"
-                raise UserError(f"{rule}: let its set_epoch, or what else changes it, form as many items in each epoch")
+            now = len(self.dataset)
+            if now != size:
+                raise UserError(
+                    f"the length of {kind_of(self.dataset)} changed from {size} to {now} in epoch {epoch + 1}; it must "
+                    "stay the same: let its set_epoch, or what else changes it, form as many items in each epoch"
+                )
             given = self._function(size, self.seed, epoch, self.dataset)
-        try:
-            order = np.asarray(given)
-        except ValueError:  # lists of different lengths
-            order = np.empty((0, 0))
+        order = np.asarray(given)
         problem = ""
-        if order.ndim == 2:
-            problem = "lists of indices, not indices; for batches of your own, see docs/data.md, Batches of your own"
-        elif order.ndim != 1 or not len(order) or order.dtype.kind not in "iu":
+        if order.ndim != 1 or not len(order) or order.dtype.kind not in "iu":
             problem = f"an array of shape {order.shape} and type {order.dtype}, not a list of indices"
         elif order.min() < 0 or order.max() >= size:
             problem = f"indices from {order.min()} to {order.max()}, but the dataset has {size} samples"
@@ -81,14 +88,24 @@ class EpochOrder:
 
 
 @ORDER_REGISTRY.register()
-def shuffle(size: int, seed: int, epoch: int, dataset: Any) -> np.ndarray[Any, Any]:
+def shuffle(
+    size: int,
+    seed: int,
+    epoch: int,
+    dataset: Any,
+) -> np.ndarray[Any, Any]:
     """Each sample once, in an order that is new in each epoch."""
     generator = torch.Generator().manual_seed(mix(seed, epoch))
     return torch.randperm(size, generator=generator).numpy()
 
 
 @ORDER_REGISTRY.register()
-def sequential(size: int, seed: int, epoch: int, dataset: Any) -> np.ndarray[Any, Any]:
+def sequential(
+    size: int,
+    seed: int,
+    epoch: int,
+    dataset: Any,
+) -> np.ndarray[Any, Any]:
     """Each sample once, in the order of the dataset."""
     return np.arange(size)
 
@@ -160,9 +177,7 @@ class EpochPlan:
         stop = self.order.size
         if self.drop_last:
             stop -= per_step - 1
-        starts = range(at.sample, stop, per_step)
-        borrowed = min(2, batch_size)  # samples: from one, batch norm cannot compute a variance
-        for start in starts:
+        for start in range(at.sample, stop, per_step):
             window = order[start : start + per_step]
             samples = len(window)
             share = window[self.rank :: self.world_size].tolist()
@@ -173,19 +188,38 @@ class EpochPlan:
                 block = batch_size * self.accumulate
                 share = window[self.rank * block : (self.rank + 1) * block].tolist()
                 count = max(1, -(-len(share) // batch_size))
-            batches = [share[first : first + batch_size] for first in range(0, count * batch_size, batch_size)]
-            weights = [len(batch) * self.world_size / samples for batch in batches]
-            indices = [batch or window[:borrowed].tolist() for batch in batches]
-            is_last = start == starts[-1]
-            at = Position(at.step + 1, at.epoch + is_last, 0 if is_last else start + samples, self.order.size)
-            yield GlobalBatch(indices, weights, [len(batch) for batch in batches], samples, at)
+            indices = []
+            weights = []
+            sizes = []
+            for first in range(0, count * batch_size, batch_size):
+                batch = share[first : first + batch_size]
+                sizes.append(len(batch))
+                weights.append(len(batch) * self.world_size / samples)
+                if not batch:
+                    batch = window[: min(2, batch_size)].tolist()  # from one, batch norm cannot compute a variance
+                indices.append(batch)
+            epoch = at.epoch
+            sample = start + samples
+            if start + per_step >= stop:
+                epoch += 1
+                sample = 0
+            at = Position(at.step + 1, epoch, sample, self.order.size)
+            yield GlobalBatch(indices, weights, sizes, samples, at)
 
 
-def evaluation_keys(size: int, batch_size: int, rank: int, world_size: int) -> list[BatchKey]:
+def evaluation_keys(
+    size: int,
+    batch_size: int,
+    rank: int,
+    world_size: int,
+) -> list[BatchKey]:
     """This process' batches of an evaluation: in order, each sample once, no padding, uneven shares allowed.
 
     The set is cut into the same batches for any number of processes, and the batches are dealt out: every batch is
     computed on exactly the same tensor. Shares differ by at most one batch; a process may have none.
     """
-    starts = range(rank * batch_size, size, world_size * batch_size)
-    return [(0, list(range(first, min(first + batch_size, size)))) for first in starts]
+    keys = []
+    for first in range(rank * batch_size, size, world_size * batch_size):
+        stop = min(first + batch_size, size)
+        keys.append((0, list(range(first, stop))))
+    return keys

@@ -10,8 +10,6 @@ from pydantic import Field
 
 from common.base.errors import UserError, error_context
 from common.config import ABSENT, Problem, section
-from common.config.arguments import is_foreign
-from common.config.problem import join
 from common.config.registry import DATASET_REGISTRY, TRANSFORM_REGISTRY
 from common.config.schema import EditorRule
 from common.data.keyed import SizedDataset
@@ -32,10 +30,18 @@ def sets_of(part: Mapping[str, Any] | None) -> Sections:
 
 def _find_named(part: Mapping[str, Any]) -> Sections:
     """Return the sections in `part`; empty if it is itself the section of a dataset, which has a `type`."""
-    return {} if "type" in part else {name: item for name, item in part.items() if isinstance(item, Mapping)}
+    if "type" in part:
+        return {}
+    return {name: item for name, item in part.items() if isinstance(item, Mapping)}
 
 
-def build_dataset(part: Mapping[str, Any], mode: str, data_dir: Path, *, limit: int = 0) -> SizedDataset:
+def build_dataset(
+    part: Mapping[str, Any],
+    mode: str,
+    data_dir: Path,
+    *,
+    limit: int = 0,
+) -> SizedDataset:
     """Build the dataset of one split.
 
     Raises:
@@ -48,71 +54,44 @@ def build_dataset(part: Mapping[str, Any], mode: str, data_dir: Path, *, limit: 
         return dataset
     if len(dataset) == 0:
         raise UserError(f"dataset.{mode}: {kind_of(dataset)} has no samples")
-    return View(dataset, limit=limit) if limit else dataset
+    if limit:
+        return View(dataset, limit=limit)
+    return dataset
 
 
-def build_set(section: Mapping[str, Any], mode: str, data_dir: Path) -> Any:
+def build_set(
+    section: Mapping[str, Any],
+    mode: str,
+    data_dir: Path,
+) -> Any:
     """Build the dataset of a section, with its transforms. Raises `UserError` if one of them does."""
     dataset = DATASET_REGISTRY.build(section, ignore=(*OWN, "transforms"), data_dir=data_dir, mode=mode)
     return apply_transforms(dataset, section, mode)
 
 
-def apply_transforms(dataset: Any, section: Mapping[str, Any], mode: str) -> Any:
+def apply_transforms(
+    dataset: Any,
+    section: Mapping[str, Any],
+    mode: str,
+) -> Any:
     """`dataset` with the transforms of a section."""
     transforms = []
     for number, spec in enumerate(section.get("transforms") or ()):
         where = f"dataset.{mode}: transforms[{number}] ({spec['type']})"
         with error_context(lambda where=where: f"in {where}"):  # type: ignore[misc]
-            transforms.append(Transform(where, build_transform(spec, ignore=("key",)), spec.get("key", _KEY)))
-    return View(dataset, transforms) if transforms else dataset
-
-
-def build_transform(section: Mapping[str, Any], ignore: tuple[str, ...] = ()) -> Callable[..., Any]:
-    """Build a section's transform, after those in its arguments: `{type: RandomApply, transforms: [{type: ...}]}`."""
-
-    def build(value: Any) -> Any:
-        if isinstance(value, list):
-            return [build(item) for item in value]
-        return build_transform(value) if _is_section(value) else value
-
-    arguments = {name: build(value) for name, value in section.items()}
-    try:
-        function: Callable[..., Any] = TRANSFORM_REGISTRY.build(arguments, ignore=ignore)
-    except (TypeError, ValueError) as error:
-        if isinstance(error, UserError) or not is_foreign(TRANSFORM_REGISTRY.get(section["type"])):
-            raise
-        raise UserError(f"{section['type']} rejects its arguments: {error}") from error
-    return function
-
-
-def _is_section(value: Any) -> bool:
-    return isinstance(value, Mapping) and "type" in value
-
-
-def _sections_in(value: Any, key: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Yield the sections of transforms in an argument, and their keys."""
-    if _is_section(value):
-        yield key, value
-    for number, item in enumerate(value if isinstance(value, list) else ()):
-        yield from _sections_in(item, join(key, number))
-
-
-def _check_transform(section: Any, key: str, ignore: tuple[str, ...] = ()) -> Iterator[Problem]:
-    """Problems of the section of a transform, and of those in its arguments."""
-    arguments = dict(section) if isinstance(section, Mapping) else {}
-    for name, value in arguments.items():
-        for below, inner in _sections_in(value, join(key, name)):
-            arguments[name] = ABSENT  # an object of any type
-            problems = list(_check_transform(inner, below))
-            yield from problems
-            if not problems and getattr(TRANSFORM_REGISTRY.get(inner["type"]), "whole_sample", False):
-                yield Problem(below, inner, f"{inner['type']} needs a whole sample", f"list it in {key.split('[')[0]}")
-    yield from TRANSFORM_REGISTRY.check(arguments or section, key, ignore=ignore)
+            function = TRANSFORM_REGISTRY.build(spec, ignore=("key",))
+        transforms.append(Transform(where, function, spec.get("key", _KEY)))
+    if transforms:
+        return View(dataset, transforms)
+    return dataset
 
 
 @dataclass(frozen=True)
 class Transform:
-    """One entry of `transforms`: `where` it is in the config, the function, and the part of a sample that it gets."""
+    """One entry of `transforms`: `where` it is in the config, the function, and the part of a sample that it gets.
+
+    A sample that is no mapping is given whole.
+    """
 
     where: str
     function: Callable[..., Any]
@@ -125,14 +104,10 @@ class Transform:
 
     def __call__(self, sample: Any) -> Any:
         try:
-            if getattr(self.function, "whole_sample", False):
-                return self.function(sample, self.key)
-            if self.key is None:
+            if self.key is None or not isinstance(sample, Mapping):
                 return self.function(sample)
-            if not isinstance(sample, Mapping) or self.key not in sample:
-                kind = type(sample).__name__
-                known = f"has {', '.join(map(str, sample))}" if isinstance(sample, Mapping) else f"is a {kind}"
-                rule = f"{self.where}: a sample has no {self.key!r}, it {known}"
+            if self.key not in sample:
+                rule = f"{self.where}: a sample has no {self.key!r}, it has {', '.join(map(str, sample))}"
                 raise UserError(f"{rule}; set key to a different field, or to null for the whole sample")
             return {**sample, self.key: self.function(sample[self.key])}
         except UserError:
@@ -156,16 +131,18 @@ class SetSection(EditorRule):
 
     def check(self, value: Any, key: str) -> Iterator[Problem]:
         yield from DATASET_REGISTRY.check(value, key, ignore=(*self.ignore, "transforms"))
-        transforms = value.get("transforms") if isinstance(value, Mapping) else None
-        if transforms is not None and not isinstance(transforms, list):
+        if not isinstance(value, Mapping):
+            return
+        transforms = value.get("transforms") or []
+        if not isinstance(transforms, list):
             yield Problem(f"{key}.transforms", transforms, "must be a list of sections: [{type: ..., arguments}, ...]")
             return
-        for number, spec in enumerate(transforms or ()):
+        for number, spec in enumerate(transforms):
             below = f"{key}.transforms[{number}]"
-            yield from _check_transform(spec, below, ignore=("key",))
-            if isinstance(spec, Mapping) and not isinstance(spec.get("key"), str | None):
-                said = "must be the name of a field of a sample, or null for all of it"
-                yield Problem(f"{below}.key", spec["key"], said)
+            yield from TRANSFORM_REGISTRY.check(spec, below, ignore=("key",))
+            name = spec.get("key") if isinstance(spec, Mapping) else None
+            if not isinstance(name, str | None):
+                yield Problem(f"{below}.key", name, "must be the name of a field of a sample, or null for all of it")
 
 
 class DatasetSection(SetSection):
@@ -177,9 +154,10 @@ class DatasetSection(SetSection):
         if value is None:
             return
         yield from super().check(value, key)
-        size = value.get("eval_batch_size", 1) if isinstance(value, Mapping) else 1
-        if isinstance(size, bool) or not isinstance(size, int) or size < 1:
-            yield Problem(f"{key}.eval_batch_size", size, "must be an integer, at least 1")
+        if isinstance(value, Mapping):
+            size = value.get("eval_batch_size", 1)
+            if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+                yield Problem(f"{key}.eval_batch_size", size, "must be an integer, at least 1")
 
 
 class EvaluationSection(DatasetSection):
@@ -190,7 +168,8 @@ class EvaluationSection(DatasetSection):
 
     def editor_rule(self) -> dict[str, Any]:
         """Return one section with a type, or several by name."""
-        single, has_type = super().editor_rule(), {"required": ["type"]}
+        single = super().editor_rule()
+        has_type = {"required": ["type"]}
         rule = {"if": {"type": "object", **has_type}, "then": single}
         return {"if": has_type, "then": single, "else": {"additionalProperties": rule}}
 

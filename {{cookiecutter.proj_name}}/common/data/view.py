@@ -1,11 +1,10 @@
 """A dataset around another one: some of its samples, changed when they are read."""
 
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from typing import Any
 
-from torch import Tensor
 from torch.utils.data import IterableDataset
 
 
@@ -15,8 +14,15 @@ class View:
     It is indexed or read in order, as the inner one is. Attributes that it does not define are those of the inner one.
     """
 
-    def __init__(self, whole: Any, transforms: Sequence[Callable[[Any], Any]] = (), limit: int = sys.maxsize) -> None:
-        self.whole, self._transforms, self._limit = whole, transforms, limit
+    def __init__(
+        self,
+        whole: Any,
+        transforms: Sequence[Callable[[Any], Any]] = (),
+        limit: int = sys.maxsize,
+    ) -> None:
+        self.whole = whole
+        self._transforms = transforms
+        self._limit = limit
         # A dataset that draws nothing need not be seeded, unless a transform draws.
         drawing = any(getattr(transform, "random", True) for transform in transforms)
         self.random = drawing or getattr(whole, "random", True)
@@ -58,11 +64,3 @@ def is_map_style(dataset: Any) -> bool:
     inner = innermost(dataset)
     # PyTorch's own class for iterables has a `__getitem__`, which only raises an error.
     return hasattr(inner, "__len__") and hasattr(inner, "__getitem__") and not isinstance(inner, IterableDataset)
-
-
-def original(batch: Any, key: str = "image") -> Tensor:
-    """Return the images (B, C, H, W) of a batch as they were before `Normalize`; unchanged without it."""
-    image: Tensor = batch[key]
-    if not isinstance(batch, Mapping) or f"{key}_std" not in batch:
-        return image
-    return image * batch[f"{key}_std"] + batch[f"{key}_mean"]

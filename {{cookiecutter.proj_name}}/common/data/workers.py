@@ -6,7 +6,6 @@ import multiprocessing
 import os
 import pickle
 import re
-import resource
 import signal
 import sys
 import time
@@ -14,14 +13,15 @@ import traceback
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager, suppress
 from multiprocessing import queues, resource_tracker
-from types import TracebackType
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.utils.data import DataLoader
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from common.base.errors import UserError
+from common.base.nested import map_tensors
 from common.base.process import die_with_parent
 from common.data.held import open_handle
 
@@ -35,13 +35,13 @@ _SHARED = (
     "it on first use, in __getitem__ (self.file = None in the constructor), or use --num_workers 0"
 )
 _POLL_S = 1.0  # how often a process that waits for a batch looks for a signal
-_NO_FILES, _NOT_SENT = 91, 92  # exit codes of a worker that cannot send a batch, which would be waited for for ever
-_NO_MORE_FILES = re.compile("Too many open files|items of ancdata")
-_OUT_OF_FILES = (
-    "worker processes cannot send batches: too many open files, of {} that are allowed. Each tensor needs one "
-    "until its batch is used: return fewer, larger tensors in a sample, raise the limit (ulimit -n 65536; docker run "
-    "--ulimit nofile=65536), use fewer --num_workers or a smaller loader.prefetch, or call "
-    "torch.multiprocessing.set_sharing_strategy('file_system') in the dataset's file"
+_NOT_SENT = 91  # exit code of a worker that cannot send a batch, which would be waited for for ever
+_IS_FULL = (errno.EMFILE, errno.ENFILE, errno.ENOSPC)
+_IS_UNSENT = re.compile("Too many open files|items of ancdata")  # what the receiving process says
+_UNSENT = (
+    "a worker process cannot send a batch: {}. If too many files are open (each tensor needs one until its batch is "
+    "used): return fewer, larger tensors in a sample, raise the limit (ulimit -n 65536; docker run --ulimit "
+    "nofile=65536), or use fewer --num_workers"
 )
 _stop_signal: list[Callable[[], int]] = []  # of the run, at most one
 
@@ -63,26 +63,16 @@ def start_reading(loader: DataLoader[Any]) -> Iterator[Any]:
     """
     if loader.num_workers == 0:
         return iter(loader)
-    context = context_of(loader)
-    if held := _open_for_workers(loader, context):
-        raise UserError(_SHARED.format(held))
+    context = _context_of(loader)
+    if context.get_start_method() == "fork":
+        held = open_handle(loader.dataset)
+        if held:
+            raise UserError(_SHARED.format(held))
     with _signals_blocked(context):
         return iter(loader)
 
 
-def _open_for_workers(loader: DataLoader[Any], context: Any) -> str:
-    """Return what workers cannot use: a file that they share, and its position, or cannot be sent."""
-    held = open_handle(loader.dataset)
-    if held and context.get_start_method() != "fork":
-        try:
-            pickle.dumps(loader.dataset)  # it may have its own way
-        except Exception:  # noqa: BLE001 - whatever it is, the open file is the likely reason
-            return held
-        return ""
-    return held
-
-
-def context_of(loader: DataLoader[Any]) -> Any:
+def _context_of(loader: DataLoader[Any]) -> Any:
     """Return how processes that read for `loader` start: as its workers do; without workers, as copies of this one."""
     if loader.num_workers == 0:
         return multiprocessing.get_context("fork")
@@ -102,52 +92,68 @@ def _signals_blocked(context: Any) -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-class OtherProcess:
-    """Calls a function in a process of its own: what a dataset opens or changes there is gone afterwards.
+def in_other_process(
+    loader: DataLoader[Any],
+    seconds: float | None,
+    function: Callable[..., Any],
+    *arguments: Any,
+) -> Any:
+    """Call a function in a process of its own: what a dataset opens or changes there is gone afterwards.
 
-    The function and its arguments are copied, or sent if the process is not a copy of this one.
+    The function and its arguments are copied, or sent if the workers of `loader` are no copies of this process either.
+    Returns its result; raises what it raised, or `TimeoutError`.
     """
-
-    def __init__(self, context: Any, function: Callable[..., Any], *arguments: Any) -> None:
-        self._answer, sender = context.Pipe(duplex=False)
-        words = (sender, os.getpid(), function, arguments)
-        self._process = context.Process(target=_answer, args=words, daemon=True)
-        with _signals_blocked(context):
-            self._process.start()
-        sender.close()
-
-    def result(self, seconds: float | None = None) -> Any:
-        """Return the function's result, and end the process. Raises what the function raised, or `TimeoutError`."""
-        try:
-            if not self._answer.poll(seconds):
-                raise TimeoutError(f"no answer within {seconds:.0f} s")
-            result, error = pickle.loads(self._answer.recv_bytes())
-        except EOFError:
-            raise RuntimeError("the process that reads it was killed") from None
-        finally:
-            self.end()
-        if error is not None:
-            raise error
-        return result
-
-    def end(self) -> None:
-        """End the process."""
-        self._process.kill()
-        self._process.join()
-        self._answer.close()
+    context = _context_of(loader)
+    receiver, sender = context.Pipe(duplex=False)
+    process = context.Process(target=_answer, args=(sender, os.getpid(), function, arguments), daemon=True)
+    with _signals_blocked(context):
+        process.start()
+    sender.close()
+    try:
+        if not receiver.poll(seconds):
+            raise TimeoutError(f"no answer within {seconds:.0f} s")
+        result, error = pickle.loads(receiver.recv_bytes())
+    except EOFError:
+        raise RuntimeError("the process that reads it was killed") from None
+    finally:
+        process.kill()
+        process.join()
+        receiver.close()
+    if error is not None:
+        raise error
+    return result
 
 
-def _answer(sender: Any, owner: int, function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+def _answer(sender: Any, owner: int, function: Callable[..., Any], arguments: Any) -> None:
     set_up_worker(owner, 0)
     with open(os.devnull, "r+b", buffering=0) as nothing:  # what is printed would come twice
         for number in range(3):
             os.dup2(nothing.fileno(), number)
-    answer: tuple[Any, Exception | None] = None, None
+    result = None
+    failure: Exception | None = None
     try:
-        answer = function(*arguments), None
+        result = function(*arguments)
     except Exception as error:  # noqa: BLE001 - any error of a dataset
-        answer = None, error if type(pickle.loads(pickle.dumps(error))) is type(error) else RuntimeError(repr(error))
-    sender.send_bytes(pickle.dumps(answer))  # not `send`, whose tensors would go when this process ends
+        failure = error
+        if type(pickle.loads(pickle.dumps(error))) is not type(error):
+            failure = RuntimeError(repr(error))
+    sender.send_bytes(pickle.dumps((result, failure)))  # not `send`, whose tensors would go when this process ends
+
+
+class Loaded:
+    """A batch as a loader returns it. Pinning skips tensors that are on a GPU."""
+
+    def __init__(self, batch: Any) -> None:
+        self.batch = batch
+
+    def pin_memory(self) -> "Loaded":
+        return Loaded(map_tensors(self.batch, _pinned, "pin_memory"))
+
+
+def _pinned(tensor: Tensor) -> Tensor:
+    if tensor.device.type != "cpu":
+        return tensor
+    return tensor.pin_memory()
 
 
 def read(loader: DataLoader[Any]) -> Generator[Any, None, None]:
@@ -168,16 +174,19 @@ def read(loader: DataLoader[Any]) -> Generator[Any, None, None]:
         # torch prefixes an error from a worker with its whole traceback.
         raise UserError(str(error).rpartition("UserError: ")[2].strip()) from None
     except Exception as error:
-        code = pid = 0
-        if not str(error).startswith("Caught "):
-            pid, code = _ended_worker(iterator)
-        if code < 0 and not _IS_EXPLAINED.match(str(error)):
-            raise RuntimeError(f"DataLoader worker (pid {pid}) was killed by signal {-code}") from error
-        if code == _NO_FILES or _NO_MORE_FILES.search(str(error)):
-            limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-            raise UserError(_OUT_OF_FILES.format(limit)) from None
+        text = str(error)
+        worker = None
+        if not text.startswith("Caught "):
+            worker = _ended_worker(iterator)
+        code = 0
+        if worker is not None:
+            code = worker.exitcode
+            if code < 0 and not _IS_EXPLAINED.match(text):
+                raise RuntimeError(f"DataLoader worker (pid {worker.pid}) was killed by signal {-code}") from error
         if code == _NOT_SENT:
-            raise UserError("a worker process cannot send a batch: its error is above") from None
+            raise UserError(_UNSENT.format("its error is above")) from None
+        if _IS_UNSENT.search(text):
+            raise UserError(_UNSENT.format(text)) from None
         raise
 
 
@@ -194,21 +203,22 @@ def _look_for_signals(iterator: _MultiProcessingDataLoaderIter) -> None:
     vars(iterator)["_try_get_data"] = get_or_stop
 
 
-def _ended_worker(iterator: Iterator[Any] | None) -> tuple[int, int]:
-    """Return id and exit code of a loader's process that a signal has killed, or that has failed; zeros if all live.
+def _ended_worker(iterator: Iterator[Any] | None) -> Any:
+    """Return a loader's process that a signal has killed, or that has failed; None if all live.
 
     The kernel closes the pipes of a killed process first, and reports its death a little later; torch looks only once,
     and would raise an error of the pipe (ConnectionResetError, EOFError, ...). On a busy machine that is the usual one.
     """
-    workers = iterator._workers if isinstance(iterator, _MultiProcessingDataLoaderIter) else ()
+    if not isinstance(iterator, _MultiProcessingDataLoaderIter):
+        return None
     until = time.monotonic() + _DEATH_WITHIN_S
-    while workers and time.monotonic() < until:
-        for worker in workers:
+    while time.monotonic() < until:
+        for worker in iterator._workers:
             if worker.exitcode:
-                return worker.pid or 0, worker.exitcode
+                return worker
         with suppress(RuntimeError):  # torch raises it when it hears of a worker's end
             time.sleep(0.02)
-    return 0, 0
+    return None
 
 
 def end_workers(loader: DataLoader[Any]) -> None:
@@ -216,7 +226,8 @@ def end_workers(loader: DataLoader[Any]) -> None:
 
     The garbage collector would take 5 s for each: it closes their queues before it stops them.
     """
-    iterator, loader._iterator = loader._iterator, None
+    iterator = loader._iterator
+    loader._iterator = None
     if isinstance(iterator, _MultiProcessingDataLoaderIter):
         iterator._shutdown_workers()
 
@@ -231,7 +242,7 @@ def set_up_worker(owner: int, _: int) -> None:
     signal.siginterrupt(signal.SIGTERM, False)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     setattr(queues.Queue, "_on_queue_feeder_error", staticmethod(_end_unsent))  # noqa: B010 - not for type checkers
-    sys.excepthook = _end_without_files
+    sys.excepthook = lambda kind, error, trace: _end_unsent(error)  # of the thread that sends open files
     torch.set_num_threads(1)
     if "cv2" in sys.modules:  # OpenCV would start a thread per core in each worker
         sys.modules["cv2"].setNumThreads(0)
@@ -239,26 +250,13 @@ def set_up_worker(owner: int, _: int) -> None:
         die_with_parent()
 
 
-def _end_unsent(error: BaseException, _: object) -> None:
-    """End a worker that cannot send a batch; Python would only print why."""
-    if isinstance(error, OSError) and error.errno != errno.ENOSPC and not _is_out_of_files(error):
+def _end_unsent(error: BaseException, _: object = None) -> None:
+    """End a worker that cannot send a batch; Python would only print why, or that without end."""
+    if isinstance(error, OSError) and error.errno not in _IS_FULL:
         return  # the connection is closed: the batch is no longer wanted, and the worker is about to end
-    if not _is_out_of_files(error):
-        traceback.print_exception(error)
-        sys.stderr.flush()
-    os._exit(_NO_FILES if _is_out_of_files(error) else _NOT_SENT)
-
-
-def _end_without_files(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    """End a worker whose helper thread cannot open files; Python would print that without end."""
-    if _is_out_of_files(error):
-        os._exit(_NO_FILES)
-    sys.__excepthook__(kind, error, trace)
-
-
-def _is_out_of_files(error: BaseException) -> bool:
-    is_limit = isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE)
-    return is_limit or _NO_MORE_FILES.search(str(error)) is not None
+    traceback.print_exception(error)
+    sys.stderr.flush()
+    os._exit(_NOT_SENT)
 
 
 @atexit.register  # runs before multiprocessing's own handler, which would send SIGTERM and wait

@@ -7,7 +7,6 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from common.config.registry import TASK_REGISTRY
-from common.data.view import original
 from common.evaluation.loss import LossFactory
 from common.evaluation.metric import MetricFactory, class_numbers
 from common.task import Picture, Task
@@ -74,7 +73,7 @@ class ClassificationTask(Task):
         """Return images with their label, the prediction if it differs, its probability, and the name of the sample.
 
         Without labels, the prediction is shown."""
-        images = original(batch)[:limit].permute(0, 2, 3, 1).cpu().numpy()
+        images = batch["image"][:limit].permute(0, 2, 3, 1).cpu().numpy()
         predictions = output["prediction"].tolist()
         probabilities = output["probability"].tolist()
         labels = [-1] * len(predictions)

@@ -24,8 +24,11 @@ class _Combined:
     """
 
     def __init__(self, sets: list[Any], indices: Any = None) -> None:
-        self.sets, self.ends = sets, list(accumulate(map(len, sets)))
-        self.indices = range(self.ends[-1]) if indices is None else indices
+        self.sets = sets
+        self.ends = list(accumulate(map(len, sets)))
+        if indices is None:
+            indices = range(self.ends[-1])
+        self.indices = indices
         self.random = any(getattr(part, "random", True) for part in sets)
 
     def __len__(self) -> int:
@@ -35,7 +38,7 @@ class _Combined:
         """Return the number of the dataset that holds a sample, and the index in it."""
         index = int(self.indices[index]) % self.ends[-1]
         number = bisect_right(self.ends, index)
-        return number, index - (self.ends[number - 1] if number else 0)
+        return number, index - self.ends[number] + len(self.sets[number])
 
     def __getitem__(self, index: int) -> Any:
         number, inner = self.locate(index)
@@ -46,24 +49,31 @@ class _Combined:
         if name.startswith("_") or name in ("sets", "whole"):
             raise AttributeError(name)
         if name in ("state_dict", "load_state_dict"):
-            return self._state_of_sets(name)
+            if not any(hasattr(part, name) for part in self.sets):
+                raise AttributeError(name)
+            return getattr(self, f"_{name}")
         values = [getattr(part, name) for part in self.sets]  # AttributeError: one of them has none
-        if name in _PER_SAMPLE:  # attributes, or methods
-            called = [value() if callable(value) else value for value in values]
-            return (lambda: self._in_order(called)) if callable(values[0]) else self._in_order(called)
-        return values[0]
+        if name not in _PER_SAMPLE:
+            return values[0]
+        if callable(values[0]):
+            return lambda: self._in_order([method() for method in values])
+        return self._in_order(values)
 
-    def _state_of_sets(self, name: str) -> Any:
-        """Return the method `name`, for the sets that have a state; None stands for that of the others."""
-        methods = [getattr(part, name, None) for part in self.sets]
-        if not any(methods):
-            raise AttributeError(name)
-        if name == "state_dict":
-            return lambda: {"sets": [method() if method else None for method in methods]}
-        return lambda state: [m(item) for m, item in zip(methods, state["sets"], strict=True) if m]
+    def _state_dict(self) -> dict[str, Any]:
+        """Return the states of the sets; None for one that has none."""
+        states = []
+        for part in self.sets:
+            states.append(part.state_dict() if hasattr(part, "state_dict") else None)
+        return {"sets": states}
+
+    def _load_state_dict(self, state: dict[str, Any]) -> None:
+        for part, own in zip(self.sets, state["sets"], strict=True):
+            if own is not None:
+                part.load_state_dict(own)
 
     def _in_order(self, values: list[Any]) -> list[Any]:
-        return [values[number][inner] for number, inner in map(self.locate, range(len(self)))]
+        places = map(self.locate, range(len(self)))
+        return [values[number][inner] for number, inner in places]
 
     def set_epoch(self, epoch: int) -> None:
         """Pass the epoch to the datasets that have `set_epoch`."""
@@ -91,13 +101,15 @@ class Concat(_Combined):
     def __init__(self, data_dir: Path, mode: str, sets: list[Section]) -> None:
         if not sets:
             raise UserError(f"dataset.{mode}.sets: is empty; list the sections of one or more datasets")
-        super().__init__([_build(part, mode, data_dir, f"sets[{at}]") for at, part in enumerate(sets)])
-        named = [(at, tuple(names)) for at, part in enumerate(self.sets) if (names := getattr(part, "classes", None))]
-        for at, names in named:
-            if names != named[0][1]:
-                first = f"sets[{named[0][0]}] has {', '.join(map(str, named[0][1]))}"
-                said = f"sets[{at}] has the classes {', '.join(map(str, names))}, but {first}"
-                raise UserError(f"dataset.{mode}: {said}; a label must mean the same in all of them")
+        super().__init__([_build(part, mode, data_dir, f"sets[{number}]") for number, part in enumerate(sets)])
+        names: dict[tuple[str, ...], str] = {}  # of classes, and the set that has them
+        for number, part in enumerate(self.sets):
+            classes = tuple(map(str, getattr(part, "classes", ())))
+            if classes:
+                names.setdefault(classes, f"sets[{number}]")
+        if len(names) > 1:
+            found = "; ".join(f"{part}: {', '.join(classes)}" for classes, part in names.items())
+            raise UserError(f"dataset.{mode}: the sets have other classes, but a label must mean the same: {found}")
 
 
 @DATASET_REGISTRY.register()
@@ -121,44 +133,21 @@ class Repeat(_Combined):
 
 @DATASET_REGISTRY.register()
 class Subset(_Combined):
-    """A fixed part of the samples of a dataset, in their order. Give `indices` or `fraction`.
+    """A fixed random part of the samples of a dataset, in their order.
 
     Args:
         data_dir, mode: passed to the dataset.
         set: its section.
-        indices: indices of the samples, counted from 0, in this order.
-        fraction: a random share of the samples: 0.1, or the range [0.8, 1.0] of a random order: `[0, 0.8]` and
-            `[0.8, 1]` have no sample in common and together contain all.
+        fraction: the range [0.8, 1.0] of a random order, within 0..1: `[0, 0.8]` and `[0.8, 1]` have no sample in
+            common and together contain all.
         seed: seed of that random order.
     """
 
-    def __init__(
-        self,
-        data_dir: Path,
-        mode: str,
-        set: Section,
-        indices: list[int] | None = None,
-        fraction: float | list[float] | None = None,
-        seed: int = 0,
-    ) -> None:
-        if (indices is None) == (fraction is None):
-            raise UserError(f"dataset.{mode}: Subset needs indices or fraction, one of them")
+    def __init__(self, data_dir: Path, mode: str, set: Section, fraction: list[float], seed: int = 0) -> None:
+        if len(fraction) != 2 or not 0 <= fraction[0] < fraction[1] <= 1:
+            raise UserError(f"dataset.{mode}.fraction: is {fraction}, must be [from, to] within 0..1")
         dataset = _build(set, mode, data_dir, "set")
         size = len(dataset)
-        if fraction is not None:
-            chosen = _share(fraction, size, seed, mode)
-        else:
-            chosen = torch.tensor(indices, dtype=torch.int64)
-            bad = chosen[(chosen < 0) | (chosen >= size)]
-            if len(bad):
-                raise UserError(f"dataset.{mode}.indices: there is no sample {int(bad[0])}; the dataset has {size}")
-        super().__init__([dataset], chosen)
-
-
-def _share(fraction: float | list[float], size: int, seed: int, mode: str) -> torch.Tensor:
-    """Return the indices in a range of a random order, ascending."""
-    low, high = fraction if isinstance(fraction, list) and len(fraction) == 2 else (0.0, fraction)
-    if isinstance(high, list) or not 0 <= low < high <= 1:
-        raise UserError(f"dataset.{mode}.fraction: is {fraction}, must be a number or [from, to] within 0..1")
-    order = torch.randperm(size, generator=torch.Generator().manual_seed(seed))
-    return order[round(low * size) : round(high * size)].sort().values
+        order = torch.randperm(size, generator=torch.Generator().manual_seed(seed))
+        chosen = order[round(fraction[0] * size) : round(fraction[1] * size)]
+        super().__init__([dataset], chosen.sort().values)

@@ -12,7 +12,7 @@ from typing_extensions import Self
 
 from common.base.errors import UserError
 from common.config.registry import DATASET_REGISTRY
-from library.data.files_below import FilesBelow
+from library.data.files_below import files_below
 
 # No other of Pillow's formats is opened, whatever the file's name: some start programs (EPS: Ghostscript).
 # Written out, since Pillow would import all its formats to list them.
@@ -49,13 +49,12 @@ class ImageFiles:
         size: list[int] | None = [32, 32],  # noqa: B006 - never changed; --list shows it as the default
         channels: Literal[1, 3, 4] = 3,
     ) -> None:
-        below = FilesBelow(data_dir / folder)
-        below.warn()
-        paths = [path for path in below.files if path.suffix.lower() in self.suffixes]
-        self.files: Sequence[Any] = paths
-        self.size, self.channels = size, channels
-        if not paths:
-            raise UserError(f"dataset.{mode}: there are no images below {data_dir / folder}")
+        root = data_dir / folder
+        self.files: Sequence[Any] = [path for path in files_below(root) if path.suffix.lower() in self.suffixes]
+        self.size = size
+        self.channels = channels
+        if not self.files:
+            raise UserError(f"dataset.{mode}: there are no images below {root}")
 
     @classmethod
     def from_files(cls, files: Sequence[Any], size: list[int] | None, channels: Literal[1, 3, 4], **_: Any) -> Self:
@@ -64,7 +63,9 @@ class ImageFiles:
         Other arguments are ignored.
         """
         self = cls.__new__(cls)
-        self.files, self.size, self.channels = files, size, channels
+        self.files = files
+        self.size = size
+        self.channels = channels
         return self
 
     def __len__(self) -> int:
@@ -73,11 +74,13 @@ class ImageFiles:
     def __getitem__(self, index: int) -> dict[str, Any]:
         """`image` (C, H, W), float in 0..1, and `name`, that of the file without its folder."""
         file = self.files[index]
-        name = "" if hasattr(file, "read") else str(file)
+        name = ""
+        if not hasattr(file, "read"):
+            name = str(file)
         try:
             image = read_image(file, self.size, self.channels)
         except UNREADABLE as error:
-            raise UserError(f"cannot read the image{name and f' {name}'}: {error}") from error
+            raise UserError(f"cannot read the image {name}: {error}") from error
         return {"image": image.contiguous(), "name": Path(name).name}
 
 

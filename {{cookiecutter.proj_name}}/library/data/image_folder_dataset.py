@@ -9,11 +9,10 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from loguru import logger
 
 from common.base.errors import UserError
 from common.config.registry import DATASET_REGISTRY
-from library.data.files_below import FilesBelow
+from library.data.files_below import files_below
 from library.data.image_files_dataset import SUFFIXES, UNREADABLE, ImageFiles, read_image
 from library.data.shared_list import SharedList
 
@@ -33,9 +32,6 @@ class ImageFolderDataset:
         channels: 1 (grey), 3 (RGB) or 4 (RGBA).
         part: range of the hash, within 0..1: for example [0, 0.8] for train and [0.8, 1] for val.
         flip: mirror images at random, with probability 0.5 (for training).
-        on_error: what to do about unreadable files: `raise` an error when one is read, or `skip` them: read every
-            file once at the start, leave out the unreadable ones, and log how many there are. A broken link is an
-            unreadable file; a folder without permission is left out in both cases, with a warning.
     """
 
     def __init__(
@@ -47,7 +43,6 @@ class ImageFolderDataset:
         channels: Literal[1, 3, 4] = 3,
         part: list[float] = [0.0, 1.0],  # noqa: B006
         flip: bool = False,
-        on_error: Literal["raise", "skip"] = "raise",
     ) -> None:
         self.root = Path(data_dir) / folder
         if not self.root.is_dir():
@@ -61,37 +56,14 @@ class ImageFolderDataset:
         self.flip = flip
         self.random = flip
         self.classes = class_folders(self.root, f"dataset.{mode}")
-        self.samples: Sequence[tuple[str, int]]
-        below = FilesBelow(self.root)
-        if on_error == "raise" and "broken link" in below.left_out:
-            raise UserError(
-                f"dataset.{mode}: {below}; restore what the links point to (dvc pull, git annex get, mount), "
-                "or leave them out with on_error: skip"
-            )
-        below.warn()
-        self.samples, self.ignored = sort_images(below, self.classes, part)
-        if on_error == "skip":
-            self._drop_unreadable()
-        self.targets = np.array([label for _, label in self.samples], dtype=np.int64)  # the class of each image
-        self.samples = SharedList(self.samples)
-        if not self.samples:
+        samples, self.ignored = sort_images(self.root, self.classes, part)
+        if not samples:
             raise UserError(f"dataset.{mode}: there are no images of part {part} below {self.root}")
+        self.targets = np.array([label for _, label in samples], dtype=np.int64)  # the class of each image
+        self.samples = SharedList(samples)
 
-    from_files, suffixes = ImageFiles.from_files, ImageFiles.suffixes  # for predictions
-
-    def _drop_unreadable(self) -> None:
-        readable, problems = [], []
-        for index, sample in enumerate(self.samples):
-            try:
-                self[index]
-                readable.append(sample)
-            except UserError as error:
-                problems.append(str(error))
-        if problems:
-            logger.warning(
-                "{}: skipped {} of {} images; the first: {}", self.root, len(problems), len(self.samples), problems[0]
-            )
-        self.samples = readable
+    from_files = ImageFiles.from_files  # for predictions
+    suffixes = ImageFiles.suffixes
 
     def __len__(self) -> int:
         return len(self.samples)
@@ -107,9 +79,7 @@ class ImageFolderDataset:
         try:
             image = read_image(path, self.size, self.channels)
         except UNREADABLE as error:
-            raise UserError(
-                f"cannot read the image {path}: {error}; replace it, or leave it out with on_error: skip"
-            ) from error
+            raise UserError(f"cannot read the image {path}: {error}; replace or remove it") from error
         if self.flip and torch.rand(()) < 0.5:
             image = image.flip(2)
         name = path[len(str(self.root)) + 1 :]
@@ -127,23 +97,20 @@ def class_folders(root: Path, where: str) -> tuple[str, ...]:
 
 
 def sort_images(
-    below: FilesBelow, classes: Sequence[str], part: list[float]
+    root: Path, classes: Sequence[str], part: list[float]
 ) -> tuple[list[tuple[str, int]], dict[str, Counter[str]]]:
-    """List the images in the folders of the classes whose hash is within `part`, as (path, number of the class).
+    """List the images below the folders of the classes whose hash is within `part`, as (path, number of the class).
 
     Also returns, per class, the number of other files by suffix, of any part.
     """
-    samples, ignored = [], {name: Counter[str]() for name in classes}
-    labels = {name: label for label, name in enumerate(classes)}
-    for path in below.files:
-        relative = path.relative_to(below.root)
-        name = relative.parts[0]
-        if len(relative.parts) == 1:  # beside the classes
-            continue
-        if path.suffix.lower() not in SUFFIXES:
-            ignored[name][path.suffix] += 1
-            continue
-        fraction = zlib.crc32(os.fsencode(relative)) / 2**32
-        if part[0] <= fraction < part[1]:
-            samples.append((str(path), labels[name]))
+    samples = []
+    ignored = {name: Counter[str]() for name in classes}
+    for label, name in enumerate(classes):
+        for path in files_below(root / name, (os.path.realpath(root),)):
+            if path.suffix.lower() not in SUFFIXES:
+                ignored[name][path.suffix] += 1
+                continue
+            fraction = zlib.crc32(os.fsencode(path.relative_to(root))) / 2**32
+            if part[0] <= fraction < part[1]:
+                samples.append((str(path), label))
     return samples, ignored

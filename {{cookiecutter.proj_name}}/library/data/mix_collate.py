@@ -29,7 +29,8 @@ class _Mix(ABC):
         classes: number of classes; by default that of the dataset's `classes`.
     """
 
-    training_only, random = True, True
+    training_only = True
+    random = True
 
     def __init__(self, dataset: Any, alpha: float = 0.2, classes: int | None = None) -> None:
         names = getattr(dataset, "classes", ())
@@ -37,17 +38,21 @@ class _Mix(ABC):
             raise UserError(f"loader.collate.alpha: is {alpha}, must be more than 0")
         if not (classes or names):
             raise UserError(f"loader.collate: {kind_of(dataset)} has no `classes`; give their number, classes: 10")
-        self.alpha, self.classes = alpha, classes or len(names)
+        self.alpha = alpha
+        self.classes = classes or len(names)
         self.collate = find_collate(dataset, None)
 
     def __call__(self, items: list[Any]) -> dict[str, Any]:
         batch = self.collate(items)
-        image, label = batch["image"], batch["label"]
+        image = batch["image"]
+        label = batch["label"]
         order = torch.randperm(len(label))
         mixed, share = self.mix(image, image[order], float(np.random.beta(self.alpha, self.alpha)))
-        first, second = one_hot(label, self.classes).float(), one_hot(label[order], self.classes).float()
-        larger = label if share >= 0.5 else label[order]
-        return {**batch, "image": mixed, "label": larger, "soft_label": share * first + (1 - share) * second}
+        first = one_hot(label, self.classes).float()
+        second = one_hot(label[order], self.classes).float()
+        if share < 0.5:
+            label = label[order]
+        return {**batch, "image": mixed, "label": label, "soft_label": share * first + (1 - share) * second}
 
     @abstractmethod
     def mix(self, first: Tensor, second: Tensor, share: float) -> tuple[Tensor, float]:
@@ -70,10 +75,10 @@ class CutMix(_Mix):
         height, width = first.shape[-2:]
         half = 0.5 * (1 - share) ** 0.5
         y, x = np.random.rand(2)
-        top, bottom, left, right = (
-            round(min(max(value, 0.0), 1.0) * size)
-            for value, size in ((y - half, height), (y + half, height), (x - half, width), (x + half, width))
-        )
+        top = round(max(y - half, 0.0) * height)
+        bottom = round(min(y + half, 1.0) * height)
+        left = round(max(x - half, 0.0) * width)
+        right = round(min(x + half, 1.0) * width)
         mixed = first.clone()
         mixed[..., top:bottom, left:right] = second[..., top:bottom, left:right]
         return mixed, 1 - (bottom - top) * (right - left) / (height * width)

@@ -42,7 +42,8 @@ def balanced(size: int, seed: int, epoch: int, dataset: Any, samples: PositiveIn
     chosen = []
     for position, number in enumerate(torch.randperm(len(classes)).tolist()):
         members = np.flatnonzero(labels == number)
-        chosen.append(np.resize(members[torch.randperm(len(members)).numpy()], count + (position < more)))
+        mixed = members[torch.randperm(len(members)).numpy()]
+        chosen.append(np.resize(mixed, count + int(position < more)))
     return np.concatenate(chosen)[torch.randperm(samples or size).numpy()]
 
 
@@ -50,9 +51,13 @@ def _of_each_sample(dataset: Any, order: str, *names: str) -> NDArray[Any]:
     """Return a value per sample, from the first of the attributes or methods `names` that the dataset has."""
     kind = kind_of(dataset)
     for name in names:
-        if (value := getattr(dataset, name, None)) is not None:
-            values = np.asarray(value() if callable(value) else value)
-            if values.shape != (expected := (len(getattr(dataset, "whole", dataset)),)):
+        value = getattr(dataset, name, None)
+        if callable(value):
+            value = value()
+        if value is not None:
+            values = np.asarray(value)
+            expected = (len(getattr(dataset, "whole", dataset)),)
+            if values.shape != expected:
                 raise UserError(f"loader.order: {name} of {kind} has the shape {values.shape}, not {expected}")
             return values[: len(dataset)]
     raise UserError(f"loader.order: {order} needs an attribute or method {' or '.join(names)} of {kind}")

@@ -6,7 +6,7 @@ file `.jpg`, or `.png` if there is none. Images are read as (C, H, W), float in 
 """
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,7 +14,7 @@ from common.base.errors import UserError
 from common.config.registry import DATASET_REGISTRY
 from library.data.image_files_dataset import UNREADABLE, ImageFiles
 from library.data.shared_list import SharedList
-from library.data.tar_shards import Sample, decode, find_shards, read_bytes, read_index
+from library.data.tar_shards import decode, find_shards, read_bytes, read_index
 
 FIELDS = {"image": "jpg jpeg png webp", "label": "cls"}
 
@@ -38,7 +38,8 @@ class TarDataset:
     """
 
     random = False
-    from_files, suffixes = ImageFiles.from_files, ImageFiles.suffixes  # for predictions
+    from_files = ImageFiles.from_files  # for predictions
+    suffixes = ImageFiles.suffixes
     classes: tuple[str, ...]
 
     def __init__(
@@ -51,53 +52,51 @@ class TarDataset:
         channels: Literal[1, 3, 4] = 3,
     ) -> None:
         self.shards = find_shards(data_dir, shards, f"dataset.{mode}")
-        self.fields = {name: kinds.split() for name, kinds in fields.items()}
-        self.size, self.channels = size, channels
-        if (names := self.shards[0].with_name("classes.json")).is_file():
+        self.size = size
+        self.channels = channels
+        names = self.shards[0].with_name("classes.json")
+        if names.is_file():
             self.classes = tuple(json.loads(names.read_bytes()))
-        self.samples = SharedList(self._index())
+        self.samples = SharedList(self._index(fields))
 
-    def _index(self) -> Iterator[tuple[int, str, dict[str, Sequence[int]]]]:
-        """Yield the number of its shard, the name and the files of every sample."""
+    def _index(self, fields: dict[str, str]) -> Iterator[tuple[int, str, dict[str, tuple[str, int, int]]]]:
+        """Yield the number of its shard, the name, and the place of each field of every sample: kind, offset, size."""
         for number, shard in enumerate(self.shards):
             for sample in read_index(shard):
-                kinds = [self.kind(shard, sample, name) for name in self.fields]
-                yield number, sample.key, {kind: sample.files[kind] for kind in kinds}
+                places = {}
+                for name, kinds in fields.items():
+                    found = [kind for kind in kinds.split() if kind in sample.files]
+                    if not found:
+                        said = f"its files are {', '.join(sample.files)}, and fields.{name} is {kinds}"
+                        raise UserError(f"{shard}: sample {sample.key} has no file for {name}: {said}")
+                    offset, size = sample.files[found[0]]
+                    places[name] = (found[0], offset, size)
+                yield number, sample.key, places
 
     def __len__(self) -> int:
         return len(self.samples)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        """Read a sample: a dict of the `fields`."""
-        number, key, files = self.samples[index]
-        return self.read(self.shards[number], Sample(key, files))
+        """Read a sample: a dict of the `fields`. Raises `UserError` if one cannot be decoded."""
+        number, key, places = self.samples[index]
+        shard = self.shards[number]
+        values = {}
+        for name, (kind, offset, size) in places.items():
+            data = read_bytes(shard, offset, size)
+            try:
+                values[name] = decode(kind, data, self.size, self.channels)
+            except UNREADABLE as error:
+                raise UserError(f"cannot read {key}.{kind} in {shard}: {error}") from error
+        return values
 
     def targets(self) -> list[int]:
         """Read the class of every sample; for `loader.order: {type: balanced}`."""
-        kinds = self.fields["label"]
-        places = [(number, next(files[kind] for kind in kinds if kind in files)) for number, _, files in self.samples]
-        return [int(read_bytes(self.shards[number], *span)) for number, span in places]
+        labels = []
+        for number, _, places in self.samples:
+            _, offset, size = places["label"]
+            labels.append(int(read_bytes(self.shards[number], offset, size)))
+        return labels
 
     def sample_ids(self) -> list[str]:
         """Return shard and name of every sample; train, val and eval should have none in common."""
-        shards = [shard.resolve() for shard in self.shards]
-        return [f"{shards[number]}:{key}" for number, key, _ in self.samples]
-
-    def kind(self, shard: Path, sample: Sample, name: str) -> str:
-        """Return the kind of the file that holds the field `name` of a sample. Raises `UserError` if there is none."""
-        for kind in self.fields[name]:
-            if kind in sample.files:
-                return kind
-        said = f"its files are {', '.join(sample.files)}, and fields.{name} is {' '.join(self.fields[name])}"
-        raise UserError(f"{shard}: sample {sample.key} has no file for {name}: {said}")
-
-    def read(self, shard: Path, sample: Sample) -> dict[str, Any]:
-        """Read the fields of a sample. Raises `UserError` if one is missing or cannot be decoded."""
-        values = {}
-        for name in self.fields:
-            kind = self.kind(shard, sample, name)
-            try:
-                values[name] = decode(kind, read_bytes(shard, *sample.files[kind]), self.size, self.channels)
-            except UNREADABLE as error:
-                raise UserError(f"cannot read {sample.key}.{kind} in {shard}: {error}") from error
-        return values
+        return [f"{self.shards[number].resolve()}:{key}" for number, key, _ in self.samples]

@@ -8,7 +8,7 @@ import io
 import json
 import os
 import tarfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -35,24 +35,25 @@ class Sample(NamedTuple):
 
 def find_shards(data_dir: Path, pattern: str | list[str], where: str) -> list[Path]:
     """List the matching files, sorted; a list of patterns keeps its order. Relative patterns start at `data_dir`."""
+    patterns = pattern
+    if isinstance(patterns, str):
+        patterns = [patterns]
     shards: list[Path] = []
-    for glob_text in [pattern] if isinstance(pattern, str) else pattern:
-        paths = sorted(glob.glob(os.path.join(glob.escape(str(data_dir)), glob_text)))
-        if not paths:
-            raise UserError(f"{where}.shards: there is no file {data_dir / glob_text}")
-        shards += map(Path, paths)
+    for text in patterns:
+        found = glob.glob(os.path.join(glob.escape(str(data_dir)), text))
+        if not found:
+            raise UserError(f"{where}.shards: there is no file {data_dir / text}")
+        shards += map(Path, sorted(found))
     return shards
 
 
-def scan(shard: Path) -> Iterator[Sample]:
-    """Yield the samples of a shard, reading only its headers.
+def scan(shard: Path) -> list[Sample]:
+    """Return the samples of a shard, reading only its headers.
 
-    If the end is missing, or the file is no tar file: raises `UserError` after the last whole sample.
+    Raises `UserError` if the end is missing, or the file is no tar file.
     """
-    size, number = shard.stat().st_size, 0
-    key, problem = "", ""
-    files: dict[str, Sequence[int]] = {}
-    kinds: set[str] = set()
+    size = shard.stat().st_size
+    samples: list[Sample] = []
     with shard.open("rb") as file:
         try:
             archive = tarfile.open(fileobj=file, mode="r:")  # noqa: SIM115 - it closes nothing that `file` does not
@@ -63,22 +64,16 @@ def scan(shard: Path) -> Iterator[Sample]:
                 stem, dot, kind = name.partition(".")
                 if not (member.isfile() and stem and dot):  # a folder, a hidden file, or no kind
                     continue
-                if (actual := os.path.join(folder, stem)) != key:
-                    if files:
-                        yield Sample(key, files)
-                        number, kinds = number + 1, kinds or set(files)
-                    key, files = actual, {}
-                files[kind.lower()] = (member.offset_data, member.size)
+                key = os.path.join(folder, stem)
+                if not samples or samples[-1].key != key:
+                    samples.append(Sample(key, {}))
+                samples[-1].files[kind.lower()] = (member.offset_data, member.size)
             file.seek(archive.offset)
             if file.read(tarfile.BLOCKSIZE) != tarfile.NUL * tarfile.BLOCKSIZE:
                 raise tarfile.ReadError("its end is missing")
         except tarfile.TarError as error:
-            problem = str(error)
-    if files and (not problem or set(files) == kinds):  # else the last sample may lack a file
-        yield Sample(key, files)
-        number += 1
-    if problem:
-        raise UserError(f"{shard} is damaged after {number} whole samples: {problem}; copy or pack it again")
+            raise UserError(f"{shard} is damaged: {error}; copy or pack it again") from error
+    return samples
 
 
 def read_index(shard: Path) -> list[Sample]:
@@ -96,7 +91,7 @@ def read_index(shard: Path) -> list[Sample]:
             return [Sample(*entry) for entry in stored["samples"]]
     except (OSError, ValueError, KeyError, TypeError):
         pass  # missing, or not written by this function
-    samples = list(scan(shard))
+    samples = scan(shard)
     try:
         write_text(index, json.dumps({"shard": stamp, "samples": samples}))
     except OSError as error:
@@ -139,4 +134,6 @@ def decode(kind: str, data: bytes, size: list[int] | None, channels: int) -> Any
         return data.decode()
     if last == "json":
         return json.loads(data)
-    return torch.from_numpy(np.load(io.BytesIO(data))) if last == "npy" else data
+    if last == "npy":
+        return torch.from_numpy(np.load(io.BytesIO(data)))
+    return data

@@ -15,7 +15,7 @@ from common.run_context import RunContext
 from common.task import Task
 from common.trainer import Trainer
 from parts.checks.class_counts import describe_classes, warn_of_empty_classes
-from parts.checks.first_batch import FirstBatch, warn_of_range
+from parts.checks.first_batch import FirstBatch
 from parts.checks.shared_samples import warn_of_shared_samples
 from parts.checks.slow_data import SlowDataAdvice
 
@@ -31,10 +31,6 @@ def around(run: RunContext, trainer: Trainer) -> Iterator[None]:
             if classes:
                 logger.info("{} data: {}", name, classes)
         warn_of_shared_samples(loaders, trainer.read)
-        for name, reading in trainer.read.items():
-            lows = [seen.low for seen in reading.seen.values()]
-            highs = [seen.high for seen in reading.seen.values()]
-            warn_of_range(name, min(lows, default=0), max(highs, default=0))
         if isinstance(trainer.stream, TrainStream):
             warn_of_single_samples(trainer.task, trainer.stream.plan)
             warn_of_empty_classes(trainer.stream.dataset)

@@ -13,7 +13,6 @@ from common.base.nested import map_tensors, rows
 from common.base.text import label
 from common.config.problem import join_names
 from common.data.loader import EvaluationLoader
-from common.data.reading import image_range
 from common.distributed.seed import set_seed
 from common.evaluation.loss import Losses
 from common.monitor.meter import to_floats
@@ -42,8 +41,7 @@ class FirstBatch:
     def __call__(self, loader: EvaluationLoader, batch: Any, output: Any, losses: Losses) -> None:
         """Check a batch that is on the device, in evaluation mode and without gradients."""
         name, values = label(loader.split, loader.name), to_floats([losses])[0]
-        if loader.split == "eval":
-            warn_of_range(name, *image_range(batch))
+        warn_of_range(name, batch)
         logits = output.get("logits") if isinstance(output, Mapping) else None
         if isinstance(logits, Tensor) and logits.ndim in (2, 4):  # of images, or of pixels
             self.trainer.classes = logits.shape[1]
@@ -96,8 +94,12 @@ class FirstBatch:
         )
 
 
-def warn_of_range(name: str, low: float, high: float) -> None:
+def warn_of_range(name: str, batch: Any) -> None:
     """Warn of images with values far outside of 0..1. Normalised ones have negative values too."""
+    image = batch.get("image") if isinstance(batch, Mapping) else None
+    if not isinstance(image, Tensor) or not image.is_floating_point() or image.ndim != 4:
+        return
+    low, high = torch.stack(image.aminmax()).tolist()
     if (low >= 0 and high > 1.5) or high > 20:
         logger.warning(
             "{}: `image` has values from {:.4g} to {:.4g}, but models and pictures expect 0 to 1; divide by {} in "

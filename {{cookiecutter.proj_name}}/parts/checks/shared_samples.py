@@ -52,8 +52,8 @@ def _overlap(train: Reading, other: Reading) -> str:
 
     "" if they are less than half, or if all samples are alike.
     """
-    known = [seen.sums for seen in train.seen.values()]
-    wanted = [seen.sums for seen in other.seen.values()]
+    known = list(train.samples.values())
+    wanted = list(other.samples.values())
     count = sum(sums in known for sums in wanted)
     if 2 * count < len(wanted) or all(sums == wanted[0] for sums in wanted):
         return ""

@@ -10,7 +10,6 @@ from common.data.sections import build_dataset
 import train
 from tests.checkpoint.test_state import its_state_is_restored
 from tests.conftest import Runs, load, metrics, same
-from tests.samples import Digits
 
 DATA = Path(train.__file__).parent / "data"
 
@@ -58,11 +57,16 @@ def numbers(start: int, **more: Any) -> dict[str, Any]:
     return {"type": "tests.data.test_combined.Labelled", "start": start, **more}
 
 
+TWO = {"type": "Concat", "sets": [numbers(10, size=1), numbers(20, size=1)]}
 NESTED: dict[str, Any] = {
     "type": "Concat",
     "sets": [
         {"type": "Repeat", "times": 2, "set": numbers(0)},
-        {"type": "Subset", "indices": [0, 1], "set": {"type": "Concat", "sets": [numbers(10, size=1), numbers(20)]}},
+        {
+            "type": "Subset",
+            "fraction": [0, 1],
+            "set": TWO,
+        },
     ],
 }
 ORDER = [0, 1, 2, 3, 0, 1, 2, 3, 10, 20]
@@ -87,11 +91,6 @@ def test_all_that_belongs_to_a_sample_goes_with_it() -> None:
     assert not hasattr(data, "share")
 
 
-def test_samples_are_chosen() -> None:
-    data = build({"type": "Subset", "set": numbers(0), "indices": [3, 0]})
-    assert [data[index][0] for index in range(len(data))] == [3, 0]
-
-
 def test_random_shares_are_disjoint_and_complete() -> None:
     """Ranges of one random order: of another seed, another order, and of every process the same."""
 
@@ -101,17 +100,16 @@ def test_random_shares_are_disjoint_and_complete() -> None:
 
     train_part, val_part = share([0, 0.8]), share([0.8, 1])
     assert sorted(train_part + val_part) == list(range(101)) and len(val_part) == 20
-    assert train_part == sorted(train_part) == share(0.8)
-    assert share(0.8, seed=1) != train_part
+    assert train_part == sorted(train_part) == share([0, 0.8])
+    assert share([0, 0.8], seed=1) != train_part
 
 
 def test_a_run_on_parts_is_a_run_on_the_whole(runs: Runs) -> None:
-    """Through the user's door: cut in two and put together again, the digits train to the same weights."""
-    size = len(Digits(DATA, "train"))
-    halves = ", ".join(f"{{type: Subset, {way}, set: {{type: tests.samples.Digits, shift: 1}}}}" for way in (
-        "indices: [0, 1, 2]", f"indices: {list(range(3, size))}"))  # fmt: skip
-    whole = runs.train("--dataset.train", "{type: tests.samples.Digits, shift: 1}", name="whole")
-    parts = runs.train("--dataset.train", f"{{type: Concat, sets: [{halves}]}}", "--num_workers", "1", name="parts")
+    """Through the user's door: the digits train to the same weights."""
+    digits = "{type: tests.samples.Digits, shift: 1}"
+    whole = runs.train("--dataset.train", digits, name="whole")
+    section = f"{{type: Concat, sets: [{{type: Subset, fraction: [0, 1], set: {digits}}}]}}"
+    parts = runs.train("--dataset.train", section, "--num_workers", "1", name="parts")
     assert same(load(whole)["model"], load(parts)["model"])
     assert metrics(whole, "val")[-1]["values"] == metrics(parts, "val")[-1]["values"]
     assert "train data Concat" in (parts / "train.log").read_text()

@@ -157,5 +157,5 @@ def test_collate_by_path_by_data_set_or_by_default() -> None:
 
     assert set(first(Noisy(), LoaderConfig())) == {"index", "noise"}
     assert first(Own(), LoaderConfig()) == 4
-    assert first(Own(), LoaderConfig(collate="builtins:tuple"))[0]["index"] == 0
+    assert first(Own(), LoaderConfig(collate="copy:copy"))[0]["index"] == 0
     assert first(View(Own(), limit=2), LoaderConfig()) == 2

@@ -2,7 +2,6 @@
 
 import os
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -11,7 +10,7 @@ from loguru import logger
 from PIL import Image
 
 from common.base.errors import UserError
-from library.data.files_below import FilesBelow
+from library.data.files_below import files_below
 from library.data.image_files_dataset import ImageFiles
 from library.data.image_folder_dataset import ImageFolderDataset
 from library.data.sample_transform import ToFloat
@@ -57,7 +56,7 @@ def test_only_image_formats_are_opened(tmp_path: Path, monkeypatch: pytest.Monke
     program.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     data = ImageFolderDataset(tmp_path, "train", "i", size=[8, 8], channels=1)
-    with pytest.raises(UserError, match=r"0\.png: it is not in one of the formats BMP, .* replace it, or leave it out"):
+    with pytest.raises(UserError, match=r"0\.png: it is not in one of the formats BMP, .* replace or remove it"):
         data[0]
     assert not trace.exists()
 
@@ -89,37 +88,20 @@ def linked(tmp_path: Path) -> Path:
 
 def test_linked_folders_are_read(linked: Path) -> None:
     """Once: a link to a folder above is left out, and said."""
-    below = FilesBelow(linked)
-    names = [str(path.relative_to(linked)) for path in below.files]
+    lines: list[str] = []
+    number = logger.add(lines.append, format="{message}")
+    names = [str(path.relative_to(linked)) for path in files_below(linked)]
+    logger.remove(number)
     assert names == ["cat/0.png", "cat/1.png", "cat/more/0.png", "dog/0.png", "dog/1.png"]
-    assert "1 link to a folder above it; the first: " in str(below)
-    assert len(ImageFiles(linked.parent, "val", "d")) == 5
+    assert len(lines) == 1 and "cat/more/up is a link to a folder above it" in lines[0]
+    assert len(ImageFiles(linked.parent, "val", "d")) == len(ImageFolderDataset(linked.parent, "val", "d")) == 5
 
 
 def test_broken_links(linked: Path) -> None:
-    """An error, unless they may be skipped; never silent."""
+    """An error; never silent."""
     (linked / "dog" / "a.png").symlink_to("/nowhere/a.png")
-    (linked / "dog" / "b.png").symlink_to("/nowhere/b.png")
-    with pytest.raises(UserError, match=r"left out: .*2 broken links.*dvc pull.*on_error: skip"):
+    with pytest.raises(UserError, match=r"dog/a.png is a broken link.*dvc pull"):
         ImageFolderDataset(linked.parent, "train", "d")
-    lines: list[str] = []
-    number = logger.add(lines.append, format="{message}")
-    data = ImageFolderDataset(linked.parent, "train", "d", on_error="skip")
-    logger.remove(number)
-    assert len(data) == 5 and "2 broken links" in lines[0]
-
-
-def test_folders_without_permission(linked: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Named in one warning. Root may read all, so the system's answer is replaced."""
-    scan = os.scandir
-
-    def scandir(folder: Path) -> Any:
-        if Path(folder).name == "dog":
-            raise PermissionError(13, "Permission denied", str(folder))
-        return scan(folder)
-
-    monkeypatch.setattr(os, "scandir", scandir)
-    assert "1 unreadable folder" in str(FilesBelow(linked))
 
 
 def test_names_that_are_not_utf8(tmp_path: Path) -> None:

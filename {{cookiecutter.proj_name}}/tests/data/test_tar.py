@@ -60,7 +60,7 @@ def damaged(shards: Path, size: int) -> None:
 @pytest.mark.parametrize("missing", ["inside data", "inside a header", "between samples", "between files", "the end"])
 @pytest.mark.parametrize("indexed", [False, True])
 def test_a_shard_that_was_cut_off(shards: Path, missing: str, indexed: bool) -> None:
-    """A shard cut off in the middle: the error names the file and the number of whole samples."""
+    """A shard cut off in the middle: the error names the file."""
     places = [sample.files for sample in scan(shards / "shard-000003.tar")]
     end = {kind: place[0] + -(-place[1] // 512) * 512 for kind, place in places[4].items()}
     last = places[-1]["json"]
@@ -74,8 +74,7 @@ def test_a_shard_that_was_cut_off(shards: Path, missing: str, indexed: bool) -> 
     if indexed:
         tar(shards)
     damaged(shards, size)
-    whole = {"between samples": 5, "the end": 8}.get(missing, 4)
-    with pytest.raises(UserError, match=rf"3.tar is damaged after {whole} whole samples: .*pack it again"):
+    with pytest.raises(UserError, match=r"3.tar is damaged: .*pack it again"):
         tar(shards)
 
 
