@@ -18,9 +18,9 @@ class StageConfig:
         Field(description='where in the run it ends: epochs, "2000step", or plateau; null: with the run'),
     ] = None
     freeze: Annotated[list[str] | None, Field(description="not trained, besides prepare.freeze")] = None
-    optim: Annotated[dict[str, Any] | None, Field(description="keys of optim")] = None
-    lr_scheduler: Annotated[
-        dict[str, Any] | None, Field(description="keys of optim.lr_scheduler; lengths count from the stage's start")
+    optim: Annotated[
+        dict[str, Any] | None,
+        Field(description="keys of optim; a schedule begins anew"),
     ] = None
     loss: Annotated[dict[str, Any] | None, Field(description="weights: {CrossEntropyLoss: {weight: 0.5}}")] = None
 

@@ -30,14 +30,14 @@ if TYPE_CHECKING:
 PLATEAU = "plateau"
 # Keys that a stage may change, but for `optim.accumulate` and those of other parts.
 _STAGED = ("optim.*", "loss.*.weight", "loss.*.weight.*", "prepare.freeze")
-_MAY_CHANGE = "a stage may set freeze, lr_scheduler, the weights of losses and most of optim"
+_MAY_CHANGE = "a stage may set freeze, the weights of losses and most of optim"
 
 
 def stage_layers(config: Any, number: int) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the plain values of the run, and those of a stage that override them."""
     stage = config.stages[number]
     values = to_jsonable_python(replace(config, stages=[]))
-    optim = {**(stage.optim or {}), **({"lr_scheduler": stage.lr_scheduler} if stage.lr_scheduler else {})}
+    optim = stage.optim or {}
     below = values["optim"]
     if optim.get("optim_type", below["optim_type"]) != below["optim_type"]:
         below["args"] = {}  # those of another optimizer
@@ -71,8 +71,7 @@ def stage_problems(config: Any) -> Iterator[Problem]:
             fixed = [change for change in changed if not _may_change(change)]
             problems = [Problem(change.key, change.new, "cannot change during a run", _MAY_CHANGE) for change in fixed]
         for mistake in problems:
-            at = mistake.key.replace("optim.lr_scheduler", "lr_scheduler") if stage.lr_scheduler else mistake.key
-            yield replace(mistake, key=f"{key}.{at}", origin=None)
+            yield replace(mistake, key=f"{key}.{mistake.key}", origin=None)
 
 
 def _mistakes(config: Any, number: int | None = None) -> list[Problem]:
@@ -92,8 +91,6 @@ def _may_change(change: Change) -> bool:
 def _own_problems(config: Any, number: int, stage: StageConfig) -> Iterator[Problem]:
     if rule := _wrong_end(config, stage.until, is_last=number + 1 == len(config.stages)):
         yield Problem("until", stage.until, rule)
-    if stage.lr_scheduler and "lr_scheduler" in (stage.optim or {}):
-        yield Problem("optim.lr_scheduler", ABSENT, "the stage has a key lr_scheduler too", "keep one")
     for name in stage.loss or ():
         if name not in measured_losses(config.loss)[1:]:
             hint = "give it a weight in the section loss, which a stage may set to 0"

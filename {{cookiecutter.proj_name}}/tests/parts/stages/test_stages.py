@@ -21,11 +21,11 @@ LOSSES = ["--loss", CE]
 # A frozen part, another optimizer inside an epoch, a schedule of its own and other weights; 10 steps in 2 epochs.
 THREE = """[
     {until: 3step, freeze: ['stem.*', 'layers.*'], loss: {size: {weight: 0}}},
-    {until: 1epoch, optim: {lr: 0.01, weight_decay: 0.1}, lr_scheduler: {type: cosine, warmup: 1step}},
+    {until: 1epoch, optim: {lr: 0.01, weight_decay: 0.1, lr_scheduler: {type: cosine, warmup: 1step}}},
     {optim: {optim_type: SGD, args: {momentum: 0.9}}, freeze: [head.*], loss: {size: {weight: 2}}},
 ]"""
 PLATEAU = """[
-    {until: plateau, freeze: ['stem.*'], lr_scheduler: {patience: 1, threshold: 0.9}},
+    {until: plateau, freeze: ['stem.*'], optim: {lr_scheduler: {patience: 1, threshold: 0.9}}},
     {until: 9step, optim: {lr: 0.01}}, {optim: {optim_type: SGD}},
 ]"""
 
