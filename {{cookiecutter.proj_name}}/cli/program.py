@@ -61,14 +61,18 @@ def train_config(
 
     The run then continues in that folder, whatever its config says: the folder may have been moved.
     """
-    stored, debug = stored_config(argv, "--resume"), PROJECT / "configs" / "debug.yaml"
-    words = drop_stored_launch_options(argv, stored, only_under_launcher=True)
+    stored = stored_config(argv, "--resume")
+    words = list(argv)
+    if is_launched(option_value(argv, "--dist.launcher")):
+        words = drop_stored_launch_options(argv, stored)
+    default = stored or default
+    debug = PROJECT / "configs" / "debug.yaml"
 
     def read() -> Resolved[Config]:
-        return parse(Config, words, prog=prog, description=description, default=stored or default, debug_overlay=debug)
+        return parse(Config, words, prog=prog, description=description, default=default, debug_overlay=debug)
 
     resolved = read()
-    if stored is None or any(option_value(argv, name) for name in ("--config", "--configs", "-c", "--name")):
+    if stored is None or option_value(argv, "--config") or option_value(argv, "--name"):
         return resolved
     root = RunPaths.for_run(resolved.config.dir, resolved.config.name, PROJECT).root
     if root.resolve() == stored.parent.resolve():
@@ -90,22 +94,24 @@ def stored_config(argv: Sequence[str], option: str) -> Path | None:
     if not value or value == "auto":  # the run that the config names, and the config is not known yet
         return None
     path = without_tilde(value, option.removeprefix("--"))
-    folder = RunPaths.of_checkpoint(path / "x.pt" if path.is_dir() else path)
+    if path.is_dir():
+        path = path / "x.pt"
+    folder = RunPaths.of_checkpoint(path)
+    file = folder.config_file
     attempts = read_attempts(folder)
-    file = folder.root / attempts[-1]["config"] if attempts else folder.config_file
-    return file if file.is_file() else None
+    if attempts:
+        file = folder.root / attempts[-1]["config"]
+    if not file.is_file():
+        return None
+    return file
 
 
-def drop_stored_launch_options(
-    argv: Sequence[str], stored: Path | None, *, only_under_launcher: bool = False
-) -> list[str]:
-    """Return `argv`; if it reads the `stored` config of an earlier run, with the default launch options added.
-
-    Args:
-        only_under_launcher: without a launcher, keep the stored launch options.
-    """
-    has_config = any(option_value(argv, name) for name in ("--config", "--configs", "-c"))
-    if stored is None or has_config or (only_under_launcher and not is_launched(option_value(argv, "--dist.launcher"))):
-        return list(argv)
-    defaults = {"--dist.processes": "null", "--dist.launcher": "auto"}
-    return [*argv, *(word for pair in defaults.items() if option_value(argv, pair[0]) is None for word in pair)]
+def drop_stored_launch_options(argv: Sequence[str], stored: Path | None) -> list[str]:
+    """Return `argv`; if it reads the `stored` config of an earlier run, with the default launch options added."""
+    words = list(argv)
+    if stored is None or option_value(argv, "--config"):
+        return words
+    for name, value in {"--dist.processes": "null", "--dist.launcher": "auto"}.items():
+        if option_value(argv, name) is None:
+            words += [name, value]
+    return words

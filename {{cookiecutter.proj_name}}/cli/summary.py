@@ -35,10 +35,16 @@ def log_start(config: Config, trainer: Trainer, run: RunContext) -> None:
     total = sum(p.numel() for p in parameters)
     trainable = sum(p.numel() for p in parameters if p.requires_grad)
     logger.info("{}, seed {}, run folder {}", run.rank, run.seed, run.paths.root)
-    chosen = {TASK_REGISTRY: {config.task["type"]: None}, MODEL_REGISTRY: {config.model["type"]: None}}
-    for registry, sections in {**chosen, LOSS_REGISTRY: config.loss, METRIC_REGISTRY: config.metric}.items():
-        for key, part in (sections or {}).items():
-            logger.info("{} {} {}", registry.kind, key, registry.where((part or {}).get("type") or key))
+    chosen: Any = {
+        TASK_REGISTRY: {config.task["type"]: None},
+        MODEL_REGISTRY: {config.model["type"]: None},
+        LOSS_REGISTRY: config.loss or {},
+        METRIC_REGISTRY: config.metric,
+    }
+    for registry, sections in chosen.items():
+        for name, section in sections.items():
+            kind = (section or {}).get("type", name)
+            logger.info("{} {} {}", registry.kind, name, registry.where(kind))
     size = f"{total:,} parameters, {trainable:,} trainable"
     logger.info("{}", size)
     trainer.monitor.recorder.begin_with("run/model", f"{size}\n{trainer.task.model}")
@@ -46,9 +52,10 @@ def log_start(config: Config, trainer: Trainer, run: RunContext) -> None:
     for loader in (*trainer.val, *trainer.evaluation):
         part = sets_of(getattr(config.dataset, loader.split))[loader.name]
         log_data(label(loader.split, loader.name), part, loader.dataset)
-    for line in (line for registry in REGISTRIES for line in registry.left_out):
-        if "library/" not in line.partition(" ")[0]:  # of a ready-made part, only who names it needs to know
-            logger.warning("{}", line)
+    for registry in REGISTRIES:
+        for line in registry.left_out:
+            if not line.startswith("library/"):  # of a ready-made part, only who names it needs to know
+                logger.warning("{}", line)
     if trainer.progress.stop_reason == "finished":
         text = "this run finished already, at epoch {}, step {}; to train longer, raise progress.epoch (or max_steps)"
         logger.warning(text, trainer.at.epoch, trainer.at.step)
@@ -59,27 +66,30 @@ def log_start(config: Config, trainer: Trainer, run: RunContext) -> None:
 def interval_table(trainer: Trainer) -> str:
     """List the actions and their intervals, one per line, in the order of the loop."""
     names = ("log line, scalars", "validation", "evaluation", "latest.pt", "step_*.pt")
-    sets = {"validation": trainer.val, "evaluation": trainer.evaluation}
-    missing = {name: "no data" for name, loaders in sets.items() if not loaders}
-    return "\n".join(
-        f"  {name:<18} {f'never ({missing[name]})' if name in missing else describe_interval(interval)}"
-        for name, interval in zip(names, trainer.triggers.intervals.values(), strict=True)
-    )
+    lines = []
+    for name, interval in zip(names, trainer.triggers.intervals.values(), strict=True):
+        text = describe_interval(interval)
+        if (name == "validation" and not trainer.val) or (name == "evaluation" and not trainer.evaluation):
+            text = "never (no data)"
+        lines.append(f"  {name:<18} {text}")
+    return "\n".join(lines)
 
 
 def describe_interval(interval: Interval) -> str:
     """Write an interval in words, such as `every 0.5 epochs`."""
     if not interval:
         return "never"
-    amount = interval.amount.numerator if interval.amount.denominator == 1 else float(interval.amount)
-    return f"every {interval.unit}" if amount == 1 else f"every {amount} {interval.unit}s"
+    if interval.amount == 1:
+        return f"every {interval.unit}"
+    return f"every {float(interval.amount):g} {interval.unit}s"
 
 
 def log_data(name: str, section: Mapping[str, Any], dataset: Any) -> None:
     """Log a dataset: its type, the location of its code, its size."""
     kind = section["type"]
-    has_length = is_map_style(dataset) or getattr(dataset, "reads_in_step", False)
-    count = f"{len(dataset):,} samples" if has_length else "unknown length"
+    count = "unknown length"
+    if is_map_style(dataset) or getattr(dataset, "reads_in_step", False):
+        count = f"{len(dataset):,} samples"
     logger.info("{} data {} {} ({})", name, kind, DATASET_REGISTRY.where(kind), count)
 
 
@@ -95,23 +105,28 @@ def log_end(trainer: Trainer, outcome: Outcome | None) -> None:
 
 def summary(trainer: Trainer, outcome: Outcome | None) -> str:
     """Return the best and the last values, and how to resume a stopped run. `outcome`: None if it ended unsaved."""
-    best, saved = trainer.best.best, trainer.saver.saved_step
     time = timedelta(seconds=round(perf_counter() - trainer.monitor.clock.started))
-    rows = []
+    lines = [f"{shown_path(trainer.paths.root)}, trained for {time}"]
+    best = trainer.best.best
     if best is not None:
-        rows.append(("best", f"{values(best.values, trainer)} (best.pt: step {best.step})"))
-    if last := trainer.progress.values:
-        rows.append(("last", values(last, trainer) + f" (latest.pt: step {saved})" * bool(saved)))
+        lines.append(f"best     {values(best.values, trainer)} (best.pt: step {best.step})")
+    last = trainer.progress.values
+    if last:
+        lines.append(f"last     {values(last, trainer)}")
+        saved = trainer.saver.saved_step
+        if saved:
+            lines[-1] += f" (latest.pt: step {saved})"
     if outcome is None or outcome.exit_code:
         again = trainer.paths.resume_command(str(PROJECT / "train.py"))
-        rows.append(("resume", again or "nothing was saved"))
-    head = f"{shown_path(trainer.paths.root)}, trained for {time}"
-    return "\n".join([head, *(f"  {name:<8} {text}" for name, text in rows)])
+        lines.append(f"resume   {again or 'nothing was saved'}")
+    return "\n  ".join(lines)
 
 
 def values(measured: Mapping[str, float], trainer: Trainer) -> str:
     """Format measured values: first that of `best.metric`, then the first of the others."""
     key = trainer.best.config.metric
     names = sorted(drop_duplicate_loss(measured), key=lambda name: name != key)
-    shown = "  ".join(f"{name} {number(measured[name]).strip()}" for name in names[:_MOST_VALUES])
-    return shown + "  …" * (len(names) > _MOST_VALUES)
+    shown = [f"{name} {number(measured[name]).strip()}" for name in names[:_MOST_VALUES]]
+    if len(names) > _MOST_VALUES:
+        shown.append("…")
+    return "  ".join(shown)

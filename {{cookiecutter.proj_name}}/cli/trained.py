@@ -73,7 +73,10 @@ def load_trained(model_pt: str | Path, options: Sequence[str] = ()) -> Trained:
     path = best_in(without_tilde(model_pt, "model_pt"))
     state = read_checkpoint(path)
     given = option_value(options, "--config")
-    resolved = resolve(Config, [given], options) if given else config_in(state, options, f"the config in {path}")
+    if given is not None:
+        resolved = resolve(Config, [given], options)
+    else:
+        resolved = config_in(state, options, f"the config in {path}")
     for text in resolved.warnings:
         logger.warning("{}", text)
     config = resolved.config
@@ -110,7 +113,11 @@ def load_task(config: Config, path: Path, state: Mapping[str, Any], rank: Rank) 
 
 def find_device(gpu_ids: int | list[int] | str, *, asked: bool) -> Rank:
     """Choose the first device of a run; the CPU if this machine lacks that device, unless it was `asked` for."""
-    first = gpu_ids[0] if isinstance(gpu_ids, list) else 0 if gpu_ids == "all" else gpu_ids
+    first: Any = gpu_ids
+    if isinstance(gpu_ids, list):
+        first = gpu_ids[0]
+    elif gpu_ids == "all":
+        first = 0
     try:
         return find_rank(first, DistConfig(launcher="none"))
     except UserError:
