@@ -55,7 +55,7 @@ def load_task(
         weights = averaged_state_dict(weights, state)
     load_weights(task, weights, str(source), left_out)
     if left_out:
-        frozen = required("frozen", "tensors", f"{source} leaves out frozen tensors, which")
+        frozen = required("frozen", "tensors", f"{source} leaves out frozen tensors: to load it")
         frozen.check_frozen(task, left_out, str(source))  # every process
 
 
