@@ -63,9 +63,12 @@ def _devices(value: Any) -> Any:
 class DebugConfig:
     """Debugging aids. `--debug` sets these and more, see configs/debug.yaml."""
 
-    debug_mode: Annotated[bool, Field(description="anomaly detection, and gradients at every log line")] = False
-    print_all_grad: Annotated[bool, Field(description="with debug_mode: weights and gradients by parameter")] = False
+    debug_mode: Annotated[bool, Field(description="anomaly detection: the operation that gave a NaN is named")] = False
     max_samples: Annotated[int, Field(ge=0, description="use only the first n samples of each split; 0: all")] = 0
+
+
+if not TYPE_CHECKING:  # to the type checker, the core does not have the keys of parts
+    DebugConfig = section(sections(DebugConfig))
 
 
 @section

@@ -30,7 +30,6 @@ from common.monitor.result import SplitResult
 from common.monitor.writer import Show
 from common.optim import build_optimizer
 from common.optim.average import Average, build_average
-from common.optim.clip import log_gradients
 from common.optim.schedule import Schedule
 from common.progress import Outcome, Position, TrainState, Triggers, resumed_position, total_steps
 from common.run_context import RunContext
@@ -264,8 +263,6 @@ class Trainer:
         self.monitor.train(self.at, self.optimizer, norm, metrics, skipped)
         if type(self.task).inspect is not Task.inspect:
             self.evaluator.inspect(Show(self.monitor.recorder, self.at.step))
-        if self.config.debug.debug_mode:
-            log_gradients(self.task, every=self.config.debug.print_all_grad)
 
     def check_losses(self) -> None:
         """Raise an error if a loss or a gradient of this process was NaN or infinite; this ends all.

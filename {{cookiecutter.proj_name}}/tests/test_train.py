@@ -211,11 +211,10 @@ def test_collate_of_ones_own(runs: Runs) -> None:
 
 
 def test_debug_and_the_shipped_configs(runs: Runs) -> None:
-    """--debug lays configs/debug.yaml over any config; anomaly detection, gradients, every step a line."""
+    """--debug lays configs/debug.yaml over any config; anomaly detection, every step a line."""
     code = train.main(["--config", str(CONFIG), "--debug", "--dir.runs_dir", str(runs.root)])
     assert code == 0
-    log = (runs.root / "debug" / "train.log").read_text()
-    assert log.count("largest |gradient|") == 8 == len(metrics(runs.root / "debug", "train"))
+    assert len(metrics(runs.root / "debug", "train")) == 8
     assert train.main(["--config", "configs/debug.yaml", "--dir.runs_dir", str(runs.root)]) == 0
 
 

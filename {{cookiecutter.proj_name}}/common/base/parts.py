@@ -18,6 +18,7 @@ AVERAGE = "ema"
 KEYS = {
     "checkpoint.after_save": "after_save",
     "checkpoint.frozen": "frozen",
+    "debug.print_all_grad": "gradients",
     "dist.reduction": "reduction",
     "dist.shard_size": "fsdp",
     "dist.strategy": "fsdp",

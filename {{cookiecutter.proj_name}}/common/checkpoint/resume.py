@@ -168,7 +168,7 @@ MEASURING = ("progress.*", "best.*", "early_stop.*", "dataset.val", "dataset.val
 SAFE = (
     *MEASURING,
     "name", "resume", "allow_changes", "model_pt", "split", "gpu_ids", "num_workers", "plugins", "dir.*",
-    "debug.debug_mode", "debug.print_all_grad", "monitor.*", "profile.*", "checkpoint.*", "init_*", "dataset.eval",
+    "debug.debug_mode", "monitor.*", "profile.*", "checkpoint.*", "init_*", "dataset.eval",
     "dataset.eval.*", *safe_keys(),
     "loader.prefetch", "loader.timeout", "loader.start_method",
     "dist.timeout", "dist.launcher", "dist.processes", "dist.cudnn_benchmark", "dist.distributed_backend",

@@ -4,9 +4,8 @@ from collections.abc import Sequence
 from typing import Annotated, Literal
 
 import torch
-from loguru import logger
 from pydantic import Field
-from torch import Tensor, nn
+from torch import Tensor
 
 from common.config import section
 from common.distributed.collectives import local, norm_over_shards
@@ -64,27 +63,3 @@ def gradient_norm(parameters: Sequence[Tensor], *, here: bool = False) -> Tensor
     if sharded and not here:
         return norm_over_shards(norm, gradients[0])
     return norm
-
-
-@torch.no_grad()
-def log_gradients(model: nn.Module, *, every: bool) -> None:
-    """Log the largest gradient of this process' last step and, with `every`, each parameter's mean weight and gradient.
-
-    Of sharded weights, only this process' part. Waits for the device: not for normal runs.
-    """
-    rows = []
-    largest = -1.0
-    where = "nothing"
-    for name, parameter in model.named_parameters():
-        if parameter.grad is None or local(parameter).numel() == 0:
-            rows.append(f"  {name}: {'no gradient here' if parameter.requires_grad else 'frozen'}")
-            continue
-        sizes = local(parameter.grad).abs()
-        rows.append(f"  {name}: mean weight {local(parameter).mean():.3e}, mean |gradient| {sizes.mean():.3e}")
-        size = float(sizes.max())
-        if not size <= largest:  # also true for NaN
-            largest = size
-            where = name
-    logger.info("largest |gradient| {:.3e} in {}", largest, where)
-    if every:
-        logger.info("weights and gradients:\n{}", "\n".join(rows))

@@ -1,0 +1,1 @@
+"""Weights and gradients in the log, with `debug.debug_mode`."""

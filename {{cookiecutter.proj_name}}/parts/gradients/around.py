@@ -1,0 +1,51 @@
+"""Statistics of weights and gradients at every log line."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from loguru import logger
+from torch import nn
+
+from common.distributed.collectives import local
+from common.monitor.clock import Timing
+from common.run_context import RunContext
+from common.trainer import Trainer
+
+
+@contextmanager
+def around(run: RunContext, trainer: Trainer) -> Iterator[None]:
+    """Log gradients with every log line, if debug.debug_mode is on."""
+    config = trainer.config.debug
+
+    def measure(timing: Timing) -> dict[str, float]:
+        log_gradients(trainer.task, every=config.print_all_grad)  # type: ignore[attr-defined]  # which this part adds
+        return {}
+
+    if config.debug_mode:
+        trainer.monitor.measures.append(measure)
+    yield
+
+
+@torch.no_grad()
+def log_gradients(model: nn.Module, *, every: bool) -> None:
+    """Log the largest gradient of this process' last step and, with `every`, each parameter's mean weight and gradient.
+
+    Of sharded weights, only this process' part. Waits for the device: not for normal runs.
+    """
+    rows = []
+    largest = -1.0
+    where = "nothing"
+    for name, parameter in model.named_parameters():
+        if parameter.grad is None or local(parameter).numel() == 0:
+            rows.append(f"  {name}: no gradient here")
+            continue
+        sizes = local(parameter.grad).abs()
+        rows.append(f"  {name}: mean weight {local(parameter).mean():.3e}, mean |gradient| {sizes.mean():.3e}")
+        size = float(sizes.max())
+        if not size <= largest:  # also true for NaN
+            largest = size
+            where = name
+    logger.info("largest |gradient| {:.3e} in {}", largest, where)
+    if every:
+        logger.info("weights and gradients:\n{}", "\n".join(rows))
