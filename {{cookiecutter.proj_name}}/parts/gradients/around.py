@@ -8,7 +8,7 @@ from loguru import logger
 from torch import nn
 
 from common.distributed.collectives import local
-from common.monitor.clock import Timing
+from common.monitor.meter import Timing
 from common.run_context import RunContext
 from common.trainer import Trainer
 
