@@ -66,7 +66,10 @@ def share_buffers(model: nn.Module, rank: Rank) -> None:
     if rank.is_single_process:
         return
     own = own_buffers(model)
-    buffers = [buffer.detach() for name, buffer in model.named_buffers() if name not in own]
+    buffers = []
+    for name, buffer in model.named_buffers():
+        if name not in own:
+            buffers.append(buffer.detach())
     if buffers:
         # As in DDP: many buffers per broadcast, 25 MB at a time.
         dist._broadcast_coalesced(dist.group.WORLD, buffers, 25 << 20, 0)  # type: ignore[attr-defined, arg-type]

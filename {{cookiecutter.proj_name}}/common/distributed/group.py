@@ -24,7 +24,6 @@ from common.distributed.collectives import barrier, gather_objects
 from common.distributed.config import DistConfig
 from common.distributed.launch import ALONE, Rank
 
-_MAX_SHOWN = 20  # differences in a message
 _POLL_S = 0.05
 _POLL_EACH_S = 0.0005  # for each rank, so that many together ask the store no more than 6,000 times a second
 _REPORT_AFTER_S = 10.0  # a rank that has not arrived by then is named
@@ -107,8 +106,6 @@ def check_same(values: Mapping[str, Any], rank: Rank, complaint: str) -> None:
         for key in {**first, **other}:
             if first.get(key) != other.get(key):
                 lines.append(f"  {key}: {first.get(key)!r} on rank 0, {other.get(key)!r} on rank {number}")
-        if len(lines) > _MAX_SHOWN:
-            lines[_MAX_SHOWN:] = [f"  and {len(lines) - _MAX_SHOWN} more"]
         if lines:
             raise UserError("\n".join([f"rank {number} {complaint}:", *lines]))
 
@@ -158,7 +155,8 @@ def _open_round(store: Store, main: Rank, timeout: int) -> int:
     report_at = began + _REPORT_AFTER_S
     while not store.check(keys):
         time.sleep(_POLL_S)
-        missing = ", ".join(str(rank) for rank, key in enumerate(keys) if not store.check([key]))
+        absent = [str(rank) for rank, key in enumerate(keys) if not store.check([key])]
+        missing = ", ".join(absent)
         now = time.monotonic()
         if now > began + timeout:
             raise UserError(

@@ -98,7 +98,8 @@ def read_launch(environment: Environment, launcher: str = "auto") -> Rank | None
     # Under Slurm, srun may start one torchrun or mpirun helper per node, whose variables then take precedence.
     rank = _from_torchrun(environment) or _from_mpi(environment)
     slurm = _from_slurm(environment)
-    if rank and slurm and rank.parent is None and (rank.rank, rank.world_size) != (slurm.rank, slurm.world_size):
+    is_by_hand = rank is not None and rank.parent is None
+    if rank and slurm and is_by_hand and (rank.rank != slurm.rank or rank.world_size != slurm.world_size):
         raise UserError(
             f"RANK={rank.rank} and WORLD_SIZE={rank.world_size} contradict SLURM_PROCID={slurm.rank} of "
             f"{slurm.world_size} tasks; unset the former, or choose: --dist.launcher torchrun, --dist.launcher slurm, "
@@ -119,7 +120,8 @@ def _from_torchrun(environment: Environment) -> Rank | None:
     on_one_host = {"LOCAL_WORLD_SIZE": environment.get("WORLD_SIZE", "")}
     rank = _place({**on_one_host, **environment}, "torchrun", names)
     if SPAWNED in environment:
-        return replace(rank, launcher="spawn", launcher_hosts_store=True, parent=int(environment[SPAWNED]))
+        starter = int(environment[SPAWNED])
+        return replace(rank, launcher="spawn", launcher_hosts_store=True, parent=starter)
     if "TORCHELASTIC_RUN_ID" not in environment:  # set by hand, in a shell that may end before the run does
         return replace(rank, parent=None)
     return replace(rank, launcher_hosts_store=environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True")
@@ -140,13 +142,10 @@ def _from_slurm(environment: Environment) -> Rank | None:
         # The first of "rack[1-2]n[03-04],login" is rack1n03.
         hosts = re.sub(r"\[(\d+)[^\]]*\]", r"\1", environment.get("SLURM_STEP_NODELIST", ""))
         address = hosts.split(",")[0]
-    return _place(
-        environment,
-        "slurm",
-        ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "LOCAL_WORLD_SIZE"),
-        address,
-        [environment.get(f"SLURM_{name}", "") for name in ("JOB_ID", "ARRAY_TASK_ID", "STEP_ID", "RESTART_COUNT")],
-    )
+    names = ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "LOCAL_WORLD_SIZE")
+    of_job = ("SLURM_JOB_ID", "SLURM_ARRAY_TASK_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT")
+    job = [environment.get(name, "") for name in of_job]
+    return _place(environment, "slurm", names, address, job)
 
 
 def _from_mpi(environment: Environment) -> Rank | None:
@@ -176,7 +175,8 @@ def _place(
     """
     values = dict(environment)
     if values.get(names[1]) == "1":  # then the others say nothing
-        values = {names[0]: "0", names[2]: "0", names[3]: "1", "MASTER_PORT": "0", **values}
+        alone = {names[0]: "0", names[2]: "0", names[3]: "1", "MASTER_PORT": "0"}
+        values = alone | values
     elif job:  # a port below the kernel's ephemeral ones
         port = 10000 + zlib.crc32("/".join(job).encode()) % 20000
         values.setdefault("MASTER_PORT", str(port))

@@ -30,7 +30,9 @@ def spawn(gpu_ids: GpuIds, config: DistConfig, argv: Sequence[str]) -> int | Non
         The exit code of the run: that of the first process that failed, 128 + signal for one that was killed. None
         if this process should do the work itself: one device, or a launcher has started it.
     """
-    if config.launcher not in ("auto", "spawn") or read_launch(os.environ, config.launcher) is not None:
+    if config.launcher not in ("auto", "spawn"):
+        return None
+    if read_launch(os.environ, config.launcher) is not None:
         return None
     count = len(host_devices(gpu_ids, config.processes))
     if count == 1:

@@ -200,7 +200,8 @@ class Monitor:
         for call in self.after_log:
             call(at, timing)
         epoch = current_epoch(at)
-        self.recorder.record("train", step=at.step, epoch=epoch, values=losses.raw | others | rates)
+        measured = losses.raw | others | rates
+        self.recorder.record("train", step=at.step, epoch=epoch, values=measured)
         # Separate from the others, since these differ from run to run.
         speed = {
             "step_seconds": timing.step,
