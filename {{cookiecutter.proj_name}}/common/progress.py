@@ -11,10 +11,9 @@ from pydantic import Field
 
 from common.base.errors import UserError
 from common.config import Problem, section
-from common.config.schema import EditorRule
 
 Unit = Literal["step", "epoch"]
-_TEXT = re.compile(r"\s*(-?[\d.]+(?:e[-+]?\d{1,2})?|\d+/0*[1-9]\d*)\s*(?:(step|epoch)s?)?\s*")
+INTERVAL = re.compile(r"\s*(-?[\d.]+(?:e[-+]?\d{1,2})?|\d+/0*[1-9]\d*)\s*(?:(step|epoch)s?)?\s*")
 
 
 class Position(NamedTuple):
@@ -69,7 +68,7 @@ class Interval:
         """Parse 10, "10", "200step" or "0.5epoch"; a plain number is in `unit`. None, 0 and negative mean never."""
         if value is None:
             value = 0
-        match = _TEXT.fullmatch(str(value))
+        match = INTERVAL.fullmatch(str(value))
         if match is None:
             raise UserError(f'{value!r} is not an interval: write a number of {unit}s, "200step" or "0.5epoch"')
         amount = max(Fraction(match[1]), Fraction(0))
@@ -126,14 +125,10 @@ class Interval:
 
 
 @dataclass(frozen=True)
-class _IntervalIn(EditorRule):
+class IntervalIn:
     """Marks a config field as an interval whose plain numbers are in `unit`."""
 
     unit: Unit
-
-    def editor_rule(self) -> dict[str, Any]:
-        """Return the form of its texts; a reference to another key has any."""
-        return {"if": {"type": "string"}, "then": {"pattern": rf"^({_TEXT.pattern})$|\$\{{"}}
 
     def check(self, value: Any, key: str) -> Iterator[Problem]:
         try:
@@ -142,8 +137,8 @@ class _IntervalIn(EditorRule):
             yield Problem(key, value, f'must be a number of {self.unit}s, "200step" or "0.5epoch"; -1 for never')
 
 
-EpochInterval = Annotated[int | float | str | None, _IntervalIn("epoch")]
-StepInterval = Annotated[int | float | str | None, _IntervalIn("step")]
+EpochInterval = Annotated[int | float | str | None, IntervalIn("epoch")]
+StepInterval = Annotated[int | float | str | None, IntervalIn("step")]
 
 
 @section

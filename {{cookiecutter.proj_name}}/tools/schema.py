@@ -20,8 +20,19 @@ from pydantic_core import to_jsonable_python
 
 from common.base.parts import part_of
 from common.config.arguments import parameters
-from common.config.registry import Registry
+from common.config.registry import (
+    DATASET_REGISTRY,
+    LOSS_REGISTRY,
+    METRIC_REGISTRY,
+    TRANSFORM_REGISTRY,
+    Registered,
+    Registry,
+)
 from common.config.schema import walk
+from common.data.sections import EvaluationSection, SetSection
+from common.evaluation.loss import LossSections
+from common.evaluation.metric import MetricSections
+from common.progress import INTERVAL, IntervalIn
 from common.run.paths import PROJECT
 from cli.config_text import WIDTH, describe, with_comment, yaml_rows
 from evaluate import EvalConfig
@@ -102,6 +113,8 @@ def json_schema(schema: type) -> Rule:
 
     Without a `type`, which its base may set, it has those of any registered class. An import path allows any key.
     """
+    for kind in (Registered, SetSection, LossSections, MetricSections, IntervalIn):
+        setattr(kind, "__get_pydantic_json_schema__", _with_marker)  # noqa: B010 - which pydantic calls
     rules: dict[Registry, Rule] = {}  # the keys of a registry's sections that are not arguments
     schema_of = _link(TypeAdapter(schema).json_schema(schema_generator=_ForEditors), rules)
     schema_of["properties"]["$BASE"] = _BASE
@@ -115,8 +128,38 @@ def json_schema(schema: type) -> Rule:
     return {"$schema": "http://json-schema.org/draft-07/schema#", **schema_of}
 
 
+def _with_marker(marker: Any, core: Any, handler: Callable[[Any], Rule]) -> Rule:
+    """Return the rule of a field's type, with what a marker beside the type requires."""
+    return {**handler(core), "allOf": [_marked(marker)]}
+
+
+def _marked(marker: Any) -> Rule:
+    if isinstance(marker, IntervalIn):
+        return {"if": {"type": "string"}, "then": {"pattern": rf"^({INTERVAL.pattern})$|\$\{{"}}
+    inputs = {"type": ["object", "null"]}
+    if isinstance(marker, LossSections):
+        return {"additionalProperties": _entry(LOSS_REGISTRY, weight={"type": "number"}, inputs=inputs)}
+    if isinstance(marker, MetricSections):
+        return {"additionalProperties": _entry(METRIC_REGISTRY, inputs=inputs)}
+    ignored: Rule = {name: {} for name in marker.ignore}
+    if isinstance(marker, Registered):
+        return _entry(marker.registry, **ignored)
+    transforms = {"items": _entry(TRANSFORM_REGISTRY, key={"type": ["string", "null"]})}
+    single = _entry(DATASET_REGISTRY, transforms=transforms, **ignored)
+    if isinstance(marker, EvaluationSection):
+        has_type = {"required": ["type"]}
+        named = {"if": {"type": "object", **has_type}, "then": single}
+        return {"if": has_type, "then": single, "else": {"additionalProperties": named}}
+    return single
+
+
+def _entry(registry: Registry, **own: Any) -> Rule:
+    """Return a mark for `_link`: a section that names an entry. `own`: rules of keys that are not arguments."""
+    return {"registry": registry, "own": own}
+
+
 def _link(node: Any, rules: dict[Registry, Rule]) -> Any:
-    """`node` with a reference in place of each rule by `Registry.editor_rule`, whose own keys are added to `own`."""
+    """`node` with a reference in place of each section of a registry, whose own keys are added to `own`."""
     if isinstance(node, Mapping):
         if isinstance(registry := node.get("registry"), Registry):
             rules.setdefault(registry, {}).update(_link(node["own"], rules))

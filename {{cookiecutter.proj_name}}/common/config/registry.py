@@ -14,7 +14,6 @@ from typing import Any, TypeVar
 from common.base.errors import UserError
 from common.config.arguments import check_arguments, fit_arguments, is_foreign, parameters
 from common.config.problem import ABSENT, Problem, nearest, shown_path, suggestion
-from common.config.schema import EditorRule
 
 F = TypeVar("F", bound=Callable[..., Any])
 Names = Collection[str]
@@ -197,17 +196,13 @@ class Registry:
         named, takes_any = parameters(target)
         return tuple(name for name in self.provided if name not in given and (takes_any or name in named))
 
-    def editor_rule(self, **rules: Any) -> dict[str, Any]:
-        """Return the rule, for editors, of a section that names an entry. `rules`: of keys that are not arguments."""
-        return {"registry": self, "own": rules}
-
     def where(self, name: str) -> str:
         """File and line of the entry `name`, relative to the working directory when below it."""
         return file_of(self.get(name))
 
 
 @dataclass(frozen=True)
-class Registered(EditorRule):
+class Registered:
     """Marks a field that names an entry: in a section's `type`, or as text. Null means off.
 
     As in `Annotated[dict[str, Any], Registered(MODEL_REGISTRY)]` or `Annotated[str, Registered(SCHEDULE_REGISTRY)]`.
@@ -216,10 +211,6 @@ class Registered(EditorRule):
 
     registry: Registry
     ignore: tuple[str, ...] = ()
-
-    def editor_rule(self) -> dict[str, Any]:
-        """As the registry's, with the keys to ignore."""
-        return self.registry.editor_rule(**{name: {} for name in self.ignore})
 
     def check(self, value: Any, key: str) -> Iterator[Problem]:
         """Problems of the name, or of a section and its arguments; or of each item of a list of them."""

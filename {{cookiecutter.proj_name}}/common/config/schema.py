@@ -3,8 +3,7 @@
 import dataclasses
 import types
 import typing
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar, Union, get_args, get_origin
@@ -26,17 +25,6 @@ def section(cls: type[T]) -> type[T]:
     """
     cls.__pydantic_config__ = {"extra": "forbid", "strict": True, "allow_inf_nan": False}  # type: ignore[attr-defined]
     return dataclasses.dataclass(frozen=True, kw_only=True)(cls)
-
-
-class EditorRule(ABC):
-    """Base of the markers, for `Annotated`, of fields whose values are restricted by more than their type."""
-
-    @abstractmethod
-    def editor_rule(self) -> dict[str, Any]:
-        """That restriction as a JSON schema; it may contain what `Registry.editor_rule` returns."""
-
-    def __get_pydantic_json_schema__(self, core: Any, handler: Callable[[Any], Any]) -> dict[str, Any]:
-        return {**handler(core), "allOf": [self.editor_rule()]}
 
 
 class Key(NamedTuple):

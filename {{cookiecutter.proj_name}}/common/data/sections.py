@@ -11,7 +11,6 @@ from pydantic import Field
 from common.base.errors import UserError, error_context
 from common.config import ABSENT, Problem, section
 from common.config.registry import DATASET_REGISTRY, TRANSFORM_REGISTRY
-from common.config.schema import EditorRule
 from common.data.keyed import SizedDataset
 from common.data.view import View, is_map_style, kind_of
 
@@ -116,18 +115,13 @@ class Transform:
             raise RuntimeError(f"{self.where}: {type(error).__name__}: {error}") from error
 
 
-class SetSection(EditorRule):
+class SetSection:
     """Checks the section of a dataset and its `transforms`: `sets: list[Annotated[dict[str, Any], SetSection()]]`.
 
     `ignore`: keys of the section that are not arguments of the dataset. They also survive a change of `type`.
     """
 
     ignore: tuple[str, ...] = ()
-
-    def editor_rule(self) -> dict[str, Any]:
-        """Return the section of a dataset."""
-        transforms = {"items": TRANSFORM_REGISTRY.editor_rule(key={"type": ["string", "null"]})}
-        return DATASET_REGISTRY.editor_rule(transforms=transforms, **{name: {} for name in self.ignore})
 
     def check(self, value: Any, key: str) -> Iterator[Problem]:
         yield from DATASET_REGISTRY.check(value, key, ignore=(*self.ignore, "transforms"))
@@ -165,13 +159,6 @@ class EvaluationSection(DatasetSection):
 
     A set that is null is omitted, so a config can drop a set of its base.
     """
-
-    def editor_rule(self) -> dict[str, Any]:
-        """Return one section with a type, or several by name."""
-        single = super().editor_rule()
-        has_type = {"required": ["type"]}
-        rule = {"if": {"type": "object", **has_type}, "then": single}
-        return {"if": has_type, "then": single, "else": {"additionalProperties": rule}}
 
     def check(self, value: Any, key: str) -> Iterator[Problem]:
         if not isinstance(value, Mapping) or not _find_named(value):

@@ -14,7 +14,6 @@ from common.base.errors import UserError
 from common.config import Problem
 from common.config.arguments import check_arguments
 from common.config.registry import LOSS_REGISTRY
-from common.config.schema import EditorRule
 from common.distributed import Rank, gather_objects
 from common.monitor.meter import to_floats
 from common.progress import TaskPosition
@@ -35,14 +34,8 @@ Losses = dict[str, Tensor]
 """Scalars, means over samples: `loss`, which is minimised, then its parts by name, unweighted; all are logged."""
 
 
-class LossSections(EditorRule):
+class LossSections:
     """Checks a section that maps names to losses: `{CrossEntropyLoss: {weight: 1.0, label_smoothing: 0.1}}`."""
-
-    def editor_rule(self) -> dict[str, Any]:
-        """Return a section for each name."""
-        weight = {"type": "number"}
-        inputs = {"type": ["object", "null"]}
-        return {"additionalProperties": LOSS_REGISTRY.editor_rule(weight=weight, inputs=inputs)}
 
     def check(self, value: Any, key: str) -> Iterator[Problem]:
         if value is None:  # the task computes its own

@@ -16,7 +16,6 @@ from common.base.nested import map_tensors
 from common.config import Problem
 from common.config.arguments import check_arguments, parameter_names
 from common.config.registry import METRIC_REGISTRY
-from common.config.schema import EditorRule
 from common.distributed import Rank, from_main, gather_objects, gather_to_main, group_hidden
 from common.evaluation.loss import Inputs, Term, look_up, own_settings
 
@@ -78,12 +77,8 @@ class GatheredMetric(ABC):
         """Return the value(s) from the results of all samples."""
 
 
-class MetricSections(EditorRule):
+class MetricSections:
     """Checks a section that maps names to metrics: `{Accuracy: null, top3: {type: Accuracy, k: 3}}`."""
-
-    def editor_rule(self) -> dict[str, Any]:
-        """Return a section for each name."""
-        return {"additionalProperties": METRIC_REGISTRY.editor_rule(inputs={"type": ["object", "null"]})}
 
     def check(self, value: Any, key: str) -> Iterator[Problem]:
         if not isinstance(value, Mapping):
