@@ -54,7 +54,7 @@ def few_files() -> None:
 @pytest.mark.parametrize(
     ("kind", "said"),
     [
-        ("ManyTensors", "a worker process cannot send a batch: its error is above. If too many files are open"),
+        ("ManyTensors", "Too many open files (24). If too many files are open"),
         ("Unsendable", "a worker process cannot send a batch: its error is above"),
     ],
 )

@@ -70,7 +70,7 @@ def test_samples_that_make_no_batch(error_of: ErrorOf, how: str, message: str, w
     """The first that does not fit is named, with the reason."""
     section = f"{{$REPLACE: true, type: engine.data.test_unfit.Unfit, how: {how}}}"
     words = ["--dataset.train", section, "--loader.order", "{type: sequential}", "--num_workers", workers]
-    assert re.search(f"sample 0 of Unfit and sample 1 of Unfit make no batch: .*{message}", error_of(*words))
+    assert re.search(f"no batch can be made of sample 0 of Unfit and sample 1 of Unfit: .*{message}", error_of(*words))
 
 
 def nothing(items: list[Any]) -> None:

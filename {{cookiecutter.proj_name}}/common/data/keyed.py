@@ -183,8 +183,9 @@ def make_batch(
         if not _same_keys(items):
             raise ValueError("some samples have entries that others lack")
         return collate(items)
-    except Exception:
-        _refuse(items, name)
+    except Exception as error:
+        if "Too many open files" not in str(error):
+            _refuse(items, name)
         raise
 
 
@@ -216,7 +217,10 @@ def _refuse(
             default_collate([items[0], item])
             default_collate([item, items[0]])
         except Exception as error:
+            names = name(0)
+            if number > 0:
+                names += f" and {name(number)}"
             raise UserError(
-                f"{name(0)} and {name(number)} make no batch: {type(error).__name__}: {error}; all samples of a batch "
-                "need the same entries and shapes (dataset.*.transforms can resize), or a loader.collate of your own"
+                f"no batch can be made of {names}: {type(error).__name__}: {error}; all samples of a batch need the "
+                "same entries and shapes (dataset.*.transforms can resize), or a loader.collate of your own"
             ) from error

@@ -186,7 +186,7 @@ def read(loader: DataLoader[Any]) -> Generator[Any, None, None]:
         if code == _NOT_SENT:
             raise UserError(_UNSENT.format("its error is above")) from None
         if _IS_UNSENT.search(text):
-            raise UserError(_UNSENT.format(text)) from None
+            raise UserError(_UNSENT.format(text.strip().rpartition("\n")[2])) from None
         raise
 
 

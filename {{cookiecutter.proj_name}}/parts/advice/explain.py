@@ -108,7 +108,7 @@ def _wrong_labels(error: Exception, frames: Sequence[FrameType]) -> str:
     if not re.search("out of bounds|device-side assert", str(error)):
         return ""
     task, output, loader = _task(frames), _local(frames, "output"), _local(frames, "loader")
-    trainer: Any = next((value for value in _owners(frames) if hasattr(value, "stream")), None)
+    trainer: Any = next((value for value in _owners(frames) if hasattr(value, "evaluator")), None)
     # The labels are read again, also those before: a GPU reports an assert later, and then none of its tensors can be.
     if loader is not None:
         done = _local(frames, "seen").batches
