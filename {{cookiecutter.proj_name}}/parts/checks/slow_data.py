@@ -1,7 +1,5 @@
 """Advice if training waits for its data."""
 
-import math
-
 from loguru import logger
 
 from common.base.process import available_cores
@@ -41,11 +39,8 @@ class SlowDataAdvice:
 def advice(timing: Timing, workers: int, processes: int = 1) -> str:
     """Say what to try. `processes`: number of processes that share the cores of this one."""
     cores = max(available_cores() // processes, 1)
-    # Loading a batch takes `workers` times as long as a step, or without workers the share spent waiting. Divided
-    # by the rest of the step, this is the number of workers with which loading keeps up with training.
-    wanted = min(math.ceil((workers or timing.data) / max(1 - timing.data, 0.05)), cores)
-    has = f"{cores} core{'s' * (cores > 1)}"
-    remedy = f"try --num_workers {wanted} (now {workers}; this process has {has})"
-    if wanted <= workers:
-        remedy = f"more workers would not help (now {workers}; this process has {has}): try less work per sample"
-    return f"{timing.data:.0%} of the time is spent waiting for data; {remedy}, or keep it in memory"
+    remedy = "try more workers"
+    if workers >= cores:
+        remedy = "more workers would not help: try less work per sample"
+    now = f"--num_workers is {workers}, cores of this process: {cores}"
+    return f"{timing.data:.0%} of the time is spent waiting for data; {remedy} ({now}), or keep it in memory"
