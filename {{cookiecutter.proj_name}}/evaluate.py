@@ -4,7 +4,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Annotated, Literal, NoReturn
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -36,6 +36,8 @@ from cli.program import drop_stored_launch_options, explained, stored_config
 from cli.trained import load_task
 from custom.config import Config
 
+_NO_CHECKPOINT = "model_pt: which checkpoint? python evaluate.py --model_pt experiments/<name>/checkpoints/best.pt"
+
 
 @section
 class EvalConfig(Config):
@@ -49,7 +51,9 @@ def eval_dir(config: DirConfig, checkpoint: Path, split: str, project: Path) -> 
     """Return the output folder for a checkpoint and a split; splits other than eval get their own folder."""
     if config.eval_dir is not None:
         return project / without_tilde(config.eval_dir, "dir.eval_dir")
-    name = checkpoint.stem if split == "eval" else f"{checkpoint.stem}_{split}"
+    name = checkpoint.stem
+    if split != "eval":
+        name += f"_{split}"
     return RunPaths.of_checkpoint(checkpoint).eval / name
 
 
@@ -84,11 +88,14 @@ def main(argv: list[str]) -> int:
         return code
     rank = distributed.find_rank(config.gpu_ids, config.dist)
     set_up_process(config.dist, rank)
-    path = best_in(without_tilde(config.model_pt or which_checkpoint(), "model_pt"))
+    if config.model_pt is None:
+        raise UserError(_NO_CHECKPOINT)
+    path = best_in(without_tilde(config.model_pt, "model_pt"))
     folder = eval_dir(config.dir, path, config.split, PROJECT)
     with distributed_run(rank, config.dist, resolved.values) as rank, error_files(rank, folder), explained():
-        for text in resolved.warnings if rank.is_main else ():
-            logger.warning("{}", text)
+        if rank.is_main:
+            for text in resolved.warnings:
+                logger.warning("{}", text)
         text = evaluate(config, path, folder, rank)
     if rank.is_main:  # when all is written: whoever reads the output may have left
         print(text)
@@ -133,11 +140,6 @@ def evaluate(config: EvalConfig, path: Path, folder: Path, rank: Rank) -> str:
     logger.info("the results are in {}", shown(folder))
     tables = {name: table(measured) for name, measured in result.sets.items()}
     return "\n".join(f"{name}:\n{text}" if name else text for name, text in tables.items())
-
-
-def which_checkpoint() -> NoReturn:
-    """Raise the `UserError` for a missing --model_pt."""
-    raise UserError("model_pt: which checkpoint? python evaluate.py --model_pt experiments/<name>/checkpoints/best.pt")
 
 
 def table(result: SetResult) -> str:

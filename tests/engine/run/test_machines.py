@@ -140,16 +140,6 @@ def test_a_folder_that_links_nowhere(tmp_path: Path, error_of: ErrorOf) -> None:
     assert f"{tmp_path / 'experiments'} links to /nowhere/runs, which does not exist" in text
 
 
-def test_a_disk_without_inodes(runs: Runs, tmp_path: Path) -> None:
-    """It has free bytes, so `df` alone would not say."""
-    script = f'mount -t tmpfs -o nr_inodes=2 tmpfs "$1"; \'{sys.executable}\' train.py "${{@:2}}"'
-    words = runs.words("--dir.runs_dir", str(tmp_path / "disk" / "runs"))
-    (tmp_path / "disk").mkdir()
-    done = run(["unshare", "-rm", "bash", "-c", script, "bash", str(tmp_path / "disk"), *words])
-    assert "cannot be written" in done.stderr
-    assert "no free inodes: see df -i" in done.stderr
-
-
 def test_a_folder_that_was_deleted(tmp_path: Path) -> None:
     done = shell(f'rmdir "$1"; "{sys.executable}" "{PROJECT}/train.py" --help', str(tmp_path), cwd=tmp_path)
     assert done.returncode == 2 and "the working folder no longer exists" in done.stderr

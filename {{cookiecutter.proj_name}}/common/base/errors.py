@@ -20,7 +20,8 @@ def error_context(describe: Callable[[], str]) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        vars(error)["__notes__"] = [*getattr(error, "__notes__", []), describe()]  # as `add_note` of Python 3.11
+        notes = getattr(error, "__notes__", [])
+        vars(error)["__notes__"] = [*notes, describe()]  # as `add_note` of Python 3.11
         raise
 
 

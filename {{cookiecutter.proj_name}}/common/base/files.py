@@ -1,6 +1,5 @@
 """Atomic replacement of files, and appending to files."""
 
-import errno
 import os
 import shutil
 import sys
@@ -57,7 +56,7 @@ def without_tilde(path: str | Path, key: str) -> Path:
 
 
 def why_unwritten(error: OSError, path: Path) -> str:
-    """Say why `path` could not be written: a link that leads nowhere, or a full disk without inodes."""
+    """Say why `path` could not be written, such as a link that leads nowhere."""
     for part in (path, *path.parents):
         if os.path.islink(part) and not os.path.exists(part):  # which never raise, even for a name that is too long
             return f"{part} links to {os.readlink(part)}, which does not exist"
@@ -65,13 +64,6 @@ def why_unwritten(error: OSError, path: Path) -> str:
     written = Path(error.filename or path)
     if written.parent != path.parent:  # not the temporary file beside it
         text += f" ({written})"
-    if error.errno == errno.ENOSPC:
-        place = path
-        while not place.exists():
-            place = place.parent
-        disk = os.statvfs(place)
-        if disk.f_bavail and disk.f_files and not disk.f_favail:
-            text += "; it has free bytes, but no free inodes: see df -i"
     return text
 
 

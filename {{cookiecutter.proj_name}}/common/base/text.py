@@ -20,11 +20,6 @@ def number(value: float) -> str:
     return f"{value:{form}}".rjust(7)
 
 
-def is_utf8(text: str) -> bool:
-    """Return whether every character came from valid UTF-8; Python keeps other bytes, of file names, as surrogates."""
-    return text.encode(errors="ignore").decode() == text
-
-
 def label(split: str, name: str) -> str:
     """Return the name of a set in messages: its split, or split.name."""
     return f"{split}.{name}" if name else split

@@ -52,9 +52,12 @@ def check(schema: type[T], tree: Node, problems: Sequence[Problem] = ()) -> tupl
 
 def _add(mistakes: list[Problem], more: Iterable[Problem]) -> None:
     """Add problems that do not follow from earlier ones. A mistake in a list is one of the whole list."""
-    known = [problem.key.partition("[")[0] for problem in mistakes if problem.key]
+    known = [problem.key.partition("[")[0] for problem in mistakes]
     for new in more:
-        follows = any(is_within(new.key, key) or is_within(key, new.key) for key in known)
+        follows = False
+        for key in known:
+            if key and (is_within(new.key, key) or is_within(key, new.key)):
+                follows = True
         if new not in mistakes and not follows:
             mistakes.append(new)
 

@@ -38,7 +38,7 @@ def _visit(path: Path, trail: tuple[Path, ...], done: dict[Path, Node]) -> None:
             raise ConfigError([Problem("$BASE", plain(base), rule, origin=base.origin)])
         target = find_file("$BASE", base.value, path.parent, base.origin)
         steps = (*trail, path, target)
-        if target.resolve() in [step.resolve() for step in steps[:-1]]:
+        if any(target.samefile(step) for step in steps[:-1]):
             loop = " -> ".join(map(shown_path, steps))
             raise ConfigError([Problem("$BASE", base.value, "the files have a circular $BASE", loop, base.origin)])
         _visit(target, steps[:-1], done)
@@ -99,8 +99,7 @@ def _changes_type(old: Mapping[str, Node], new: Mapping[str, Node]) -> bool:
 
 
 def complete(node: Node, annotation: Any) -> Node:
-    """`node` in the form that suits the type: sections with the default of each missing key, text for a text field, a
-    list for `0,1,2`."""
+    """`node` in the form that suits the type: all keys of a section, text for a text field, a list for `0,1,2`."""
     value = node.value
     if node.problem or node.refers or value is None:
         return node
@@ -109,8 +108,7 @@ def complete(node: Node, annotation: Any) -> Node:
         if items:
             value = [scalar_node(item, False, node.origin) for item in items]
     if isinstance(value, list):
-        completed = [complete(item, child(annotation, at)) for at, item in enumerate(value)]
-        return replace(node, value=completed)
+        return replace(node, value=[complete(item, child(annotation, 0)) for item in value])
     if not isinstance(value, dict):
         if node.text is not None and only_text(annotation):
             return replace(node, value=node.text)
@@ -122,7 +120,9 @@ def complete(node: Node, annotation: Any) -> Node:
             if key.default is not ABSENT:
                 entries[name] = node_of(key.default, DEFAULT)
     entries |= value
-    return replace(node, value={name: complete(item, child(annotation, name)) for name, item in entries.items()})
+    for name, item in entries.items():
+        entries[name] = complete(item, child(annotation, name))
+    return replace(node, value=entries)
 
 
 def node_of(value: Any, origin: str) -> Node:

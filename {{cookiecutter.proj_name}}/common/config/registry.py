@@ -61,8 +61,7 @@ class Registry:
         def enter(target: F) -> F:
             key = name or target.__name__
             known = self._entries.get(key)
-            # On a second import (`python -m`), the same file and name, but another module.
-            if known is not None and (_file(known), known.__qualname__) != (_file(target), target.__qualname__):
+            if known is not None and _source(known) != _source(target):
                 places = f"{file_of(known)} and {file_of(target)}"
                 raise UserError(f"the {self.kind} name {key} is used twice, at {places}; rename one")
             self._entries[key] = target
@@ -194,7 +193,10 @@ class Registry:
         if target in self._entries.values():
             return self.provided
         named, takes_any = parameters(target)
-        return tuple(name for name in self.provided if name not in given and (takes_any or name in named))
+        taken = self.provided
+        if not takes_any:
+            taken = tuple(name for name in taken if name in named)
+        return tuple(name for name in taken if name not in given)
 
     def where(self, name: str) -> str:
         """File and line of the entry `name`, relative to the working directory when below it."""
@@ -235,8 +237,9 @@ def _arguments_of(section: Mapping[str, Any], ignore: Names) -> dict[str, Any]:
     return {name: value for name, value in section.items() if name != "type" and name not in ignore}
 
 
-def _file(target: Any) -> str | None:
-    return getattr(sys.modules.get(target.__module__), "__file__", None)
+def _source(target: Any) -> tuple[str | None, str]:
+    """Return file and name: the same after a second import (`python -m`), though the module is another."""
+    return getattr(sys.modules.get(target.__module__), "__file__", None), target.__qualname__
 
 
 def file_of(target: Any) -> str:

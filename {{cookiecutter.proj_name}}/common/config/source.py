@@ -62,8 +62,10 @@ _NUMBER = re.compile(
     r"[-+]?(\.[0-9]+|(0|[1-9][0-9]*)(\.[0-9]*)?)([eE][-+]?[0-9]+)?|[-+]?\.?(inf|Inf|INF)|\.?(nan|NaN|NAN)"
 )
 _NAMED = {
-    "true": True, "True": True, "TRUE": True, "false": False, "False": False, "FALSE": False,
-    "null": None, "Null": None, "NULL": None, "None": None, "~": None, "": None,
+    "true": True, "True": True, "TRUE": True,
+    "false": False, "False": False, "FALSE": False,
+    "null": None, "Null": None, "NULL": None,
+    "None": None, "~": None, "": None,
 }  # fmt: skip
 # $$, ${env:NAME}, ${env:NAME:-default}, ${section.key}, or the beginning of something else
 _VARIABLE = re.compile(r"\$(?:(\$)|\{env:([A-Za-z_]\w*)(?::-([^}]*))?\}|\{([^\s${}:]+)\}|\{)")
@@ -163,7 +165,8 @@ class _Loader(yaml.SafeLoader):
         return scalar_node(node.value, node.tag != _PLAIN, self._origin(node))
 
     def _sequence(self, node: yaml.SequenceNode) -> Node:
-        return Node([self.construct_object(item, deep=True) for item in node.value], self._origin(node))
+        items = [self.construct_object(item, deep=True) for item in node.value]
+        return Node(items, self._origin(node))
 
     def _mapping(self, node: yaml.MappingNode) -> Node:
         origins: dict[Any, list[str]] = {}
