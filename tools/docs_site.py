@@ -128,7 +128,6 @@ def settings(pages: Path, site: Path) -> dict[str, Any]:
         for name, other, scheme, icon in (("light", "dark", "default", "night"), ("dark", "light", "slate", "sunny"))
     ]  # fmt: skip
     subjects = sorted(path.relative_to(pages).as_posix() for path in pages.glob("docs/*.md"))
-    launch = sorted(path.relative_to(pages).as_posix() for path in pages.glob("docs/launch/*.md"))
     parts = sorted(path.relative_to(pages).as_posix() for path in pages.glob("docs/parts/*.md"))
     programs = sorted(path.relative_to(pages).as_posix() for path in pages.glob("docs/tools/*.md"))
     more = ["custom/ops/README.md", "examples/README.md", "data/README.md"]
@@ -145,7 +144,6 @@ def settings(pages: Path, site: Path) -> dict[str, Any]:
             {"Subjects": subjects},
             {"Parts": parts},
             {"Tools": programs},
-            {"Launch": launch},
             {"More": more},
             {"Reference": ["reference/keys.md", "reference/programs.md"]},
         ],

@@ -14,7 +14,7 @@
 #   --dry-run                   print the job file only
 #
 # The config is checked and frozen, and the code copied, before the job is queued, so you can edit both afterwards.
-# Inside an allocation (salloc), training starts at once. PYTHON sets the interpreter. See docs/launch/slurm.md.
+# Inside an allocation (salloc), training starts at once. PYTHON sets the interpreter. See docs/tools/slurm.md.
 set -eu
 
 # Your cluster: the defaults of the options above. An environment variable (TRAIN_PARTITION=gpu) overrides a default,
