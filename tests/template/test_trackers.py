@@ -116,7 +116,7 @@ def test_mlflow_on_the_disk(render: Render, python: Path, tmp_path: Path) -> Non
 def test_weights_and_biases_offline(render: Render, python: Path, tmp_path: Path) -> None:
     """Its offline run has the config, one row per step, and the pictures."""
     root, folder = render(), tmp_path / "runs" / "digits"
-    writers = "[{type: wandb, mode: offline, tags: [short]}]"
+    writers = "[{type: wandb, mode: offline}]"
     words = [*SHORT, "--name", "digits", "--dir.runs_dir", str(folder.parent), "--monitor.writers", writers]
     said = call(root, python, "train.py", *words)
     assert "cannot be written" not in said

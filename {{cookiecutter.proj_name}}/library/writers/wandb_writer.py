@@ -19,36 +19,31 @@ class WandbWriter(Writer):
     """A run of Weights & Biases with the config, curves, pictures and texts.
 
     Its id is that of the run, so a resume continues the same one; Weights & Biases ignores steps that it has already.
+    Variables such as WANDB_ENTITY and WANDB_TAGS apply.
 
     Args:
         run: supplied by the program.
         project: project of Weights & Biases; null: the name of the folder of the runs.
-        entity: a user or a team; null: as `wandb login` has set.
         mode: online, or offline: write to the run folder only, for `wandb sync`.
-        tags: tags of the run.
     """
 
     def __init__(
         self,
         run: WriterRun,
         project: str | None = None,
-        entity: str | None = None,
         mode: Literal["online", "offline"] = "online",
-        tags: list[str] = [],  # noqa: B006 - never changed; --list shows it as the default
     ) -> None:
         import wandb
 
         self.wandb = wandb
         self.run = wandb.init(
             project=project or run.folder.resolve().parent.name,
-            entity=entity,
             name=run.name,
             id=re.sub(r"[^\w-]", "-", run.id),
             resume="allow",
             dir=str(run.folder),
             config=dict(run.config),
             mode=mode,
-            tags=tags,
             # The terminal is the project's own, and its text is in train.log.
             settings=wandb.Settings(console="off", silent=True),
         )
