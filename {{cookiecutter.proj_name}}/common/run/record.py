@@ -168,7 +168,9 @@ def _line(file: str, pattern: str) -> str:
     except OSError:
         return ""
     match = re.search(pattern, text)
-    return match[1].strip() if match else ""
+    if match is None:
+        return ""
+    return match[1].strip()
 
 
 # Variables that change results and hold no secrets. The environment as a whole is never recorded: it may hold tokens.
@@ -246,12 +248,14 @@ def environment_text(attempt: dict[str, Any]) -> str:
     """Return the banner at the top of a log: machine, versions, code, seed, command. One line each."""
     machine = attempt["machine"]
     packages = attempt["packages"]
+    processes = "1 process"
+    if attempt["world_size"] > 1:
+        processes = f"{attempt['world_size']} processes"
     return (
         f"machine   {attempt['host']}, {attempt['system']}\n"
         f"versions  python {machine['python']}, torch {packages['torch']}, numpy {packages['numpy']}, cuda "
         f"{machine['cuda']}, template {attempt['template']}\n"
         f"code      {GitState(**attempt['git'])}\n"
-        f"run       {attempt['world_size']} process{'es' * (attempt['world_size'] > 1)} via {attempt['launcher']}, "
-        f"seed {attempt['seed']}, {machine['threads']} CPU thread{'s' * (machine['threads'] > 1)} each\n"
+        f"run       {processes} via {attempt['launcher']}, seed {attempt['seed']}, CPU threads {machine['threads']}\n"
         f"command   {attempt['command']}"
     )
