@@ -269,8 +269,7 @@ class OptimizerStep:
             counts.append(int(count) if weight else 0)
         here = torch.tensor(float(sum(counts)), dtype=torch.float64)
         total = sum_over_ranks(here, self.rank).item()
-        if self.task.clock is not None:
-            self.task.clock.items += total
+        self.meter.clock.items += total
         return [(count * self.rank.world_size / max(total, 1.0), count) for count in counts]
 
 

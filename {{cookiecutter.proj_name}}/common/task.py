@@ -15,7 +15,6 @@ from common.evaluation.loss import Losses, LossFactory
 from common.evaluation.metric import MetricFactory
 from common.model import fixed
 from common.model.strategy import ModelHolder
-from common.monitor.meter import Clock
 from common.monitor.result import Picture
 from common.monitor.writer import Show
 from common.optim.groups import Group
@@ -49,7 +48,6 @@ class Task(ModelHolder, ABC):
     classes: Sequence[str] = ()
     own_buffers: ClassVar[Sequence[str]] = ()
     unit: ClassVar[str] = "items"
-    clock: Clock | None = None  # of the run that trains this task
 
     def __init__(self, model: nn.Module, loss: LossFactory, metric: MetricFactory) -> None:
         """A subclass may take further keyword arguments: the keys of the config's section `task`."""

@@ -79,7 +79,6 @@ class Trainer:
 
         self.parts = parts
         self.task = parts.task
-        self.task.clock = self.monitor.clock
         self.stream = parts.stream
         self.val = parts.val
         self.evaluation = parts.evaluation

@@ -41,9 +41,13 @@ class Meter:
         window: optimizer steps averaged in the smooth values.
         reduce: sums a float64 tensor over all processes, in place. With it, `first_bad_step` and `read` are
             collectives: every process must call them at the same steps. None in a single process.
+
+    Attributes:
+        clock: times the steps, and counts the items of a task.
     """
 
     def __init__(self, window: int = 20, reduce: Callable[[Tensor], Any] | None = None) -> None:
+        self.clock = Clock()
         self._reduce = reduce
         self._pending: list[tuple[int, dict[str, Tensor], int]] = []
         self._recent: deque[dict[str, _Sum]] = deque(maxlen=window)  # steps

@@ -19,7 +19,7 @@ from common.config import dump, section
 from common.config.registry import WRITER_REGISTRY, Registered
 from common.distributed import Rank, max_over_ranks, sum_over_ranks
 from common.monitor.line import current_epoch, evaluation_line, position, train_line
-from common.monitor.meter import Clock, Meter, Timing, peak_memory
+from common.monitor.meter import Meter, Timing, peak_memory
 from common.monitor.result import SplitResult
 from common.monitor.writer import NullRecorder, Recorder, WriterRun, drop_duplicate_loss
 from common.optim.groups import learning_rates
@@ -79,7 +79,7 @@ class Monitor:
         if not rank.is_single_process:
             reduce = partial(sum_over_ranks, rank=rank)
         self.meter = Meter(config.smooth, reduce)
-        self.clock = Clock()
+        self.clock = self.meter.clock
         self.batch_ready = self.clock.batch_ready
         self.reset_timer = self.clock.reset
         self.after_step: list[Callable[[], object]] = []
