@@ -46,7 +46,7 @@ class Trainer:
     stage: WholeRun  # the settings in force: common/stage.py
     average: Average  # the weights that are evaluated: common/optim/average.py
 
-    # What is trained, how, and on what. A new stage replaces those from `stream` on.
+    # What is trained, how, and on what. A new stage replaces those from `parameters` on.
     task: Task
     strategy: Strategy  # how processes share the work: common/model/strategy.py
     stream: BatchStream  # the order of its samples is a function of seed and epoch
@@ -95,14 +95,9 @@ class Trainer:
         settings = self.stage.config.prepare
         self.strategy = prepare(self.task, settings, config.dist, parts.precision, self.rank)
         precision = self.strategy.precision
-        self.evaluator = Evaluator(
-            self.task,
-            self.rank,
-            precision,
-            build_gallery(config),
-            self.strategy.lockstep_forward,
-            lambda: self.stop_signals.signal,
-        )
+        lockstep = self.strategy.lockstep_forward
+        gallery = build_gallery(config)
+        self.evaluator = Evaluator(self.task, self.rank, precision, gallery, lockstep, lambda: self.stop_signals.signal)
         self.average = build_average(config.optim, self.task)
         self.monitor.unit = self.task.unit
 
@@ -113,11 +108,12 @@ class Trainer:
         if self.rank.is_main:
             self.read = read_data(parts.deciding_data())
         records = {name: reading.record() for name, reading in self.read.items()}
-        # `begin_stage` adds optimizer, schedule and data, which a stage replaces.
+        # `begin_stage` adds optimizer and schedule, which a stage replaces.
         saved: dict[str, Stateful] = {
             AVERAGE: self.average,
             "precision": precision,
             "best": self.best,
+            "data": self.stream,
         }
         if self.stage.changes:
             saved["stages"] = self.stage
@@ -159,7 +155,6 @@ class Trainer:
         """Build whatever depends on the settings of the current stage."""
         config: RunConfig = self.stage.config
         self.task.zero_grad()
-        self.stream = self.parts.stream
         self.move_to(self.at)
         self.task.loss.set_weights(config.loss)
         self.strategy.freeze(config.prepare.freeze)
@@ -170,7 +165,6 @@ class Trainer:
         self.schedule = self.stage.schedule(self.optimizer)
         self.state.states["optimizer"] = self.optimizer
         self.state.states["schedule"] = self.schedule
-        self.state.states["data"] = self.stream
         check = step_check(config, self.stream, self.saver, self.state, self.strategy, self.monitor)
         kind = step_class(config, self.optimizer)
         self.optimizer_step = kind(
