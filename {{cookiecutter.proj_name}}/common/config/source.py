@@ -130,6 +130,8 @@ def _expand(match: re.Match[str]) -> str:
     if not name:
         raise ValueError("write ${section.key}, ${env:NAME}, ${env:NAME:-default}, or $$ for a dollar")
     value = os.environ.get(name)
+    if value is not None and value != os.fsencode(value).decode(errors="replace"):
+        raise ValueError(f"the environment variable {name} is not UTF-8")
     if default is not None:
         value = value or default  # as in a shell, `:-` also replaces an empty variable
     if value is None:

@@ -58,16 +58,12 @@ class ClassificationTask(Task):
 
     def class_name(self, number: int) -> str:
         """Return the name of a class, or its number if it has no name."""
-        if number < len(self.classes):
-            return self.classes[number]
-        return str(number)
+        return self.classes[number] if number < len(self.classes) else str(number)
 
     def drawn_name(self, number: int) -> str:
         """Return the name of a class for a picture; its number if the name has other letters than ASCII."""
         name = self.class_name(number)
-        if name.isascii():
-            return name
-        return str(number)
+        return name if name.isascii() else str(number)
 
     def pictures(self, output: dict[str, Any], batch: dict[str, Any], limit: int) -> list[Picture]:
         """Return images with their label, the prediction if it differs, its probability, and the name of the sample.
@@ -76,24 +72,20 @@ class ClassificationTask(Task):
         images = batch["image"][:limit].permute(0, 2, 3, 1).cpu().numpy()
         predictions = output["prediction"].tolist()
         probabilities = output["probability"].tolist()
+        known = batch if isinstance(batch, Mapping) else {"label": batch["label"]}
+        names = known.get("name") or [""] * len(predictions)
         labels = [-1] * len(predictions)
-        names = [""] * len(predictions)
-        if not isinstance(batch, Mapping) or "label" in batch:
-            labels = class_numbers(batch["label"], output["logits"]).tolist()
-        if isinstance(batch, Mapping):
-            names = batch.get("name") or names
+        if "label" in known:
+            labels = class_numbers(known["label"], output["logits"]).tolist()
         pictures = []
         for at, image in enumerate(images):
+            is_right = labels[at] == predictions[at] if labels[at] >= 0 else None
             text = f"{self.drawn_name(predictions[at])} ({probabilities[at]:.0%})"
-            is_right = None
-            if labels[at] >= 0:
-                is_right = labels[at] == predictions[at]
-                if not is_right:
-                    text = f"{self.drawn_name(labels[at])} -> {text}"
-            name = names[at]
-            if len(name) > _LONGEST_NAME:
-                name = "..." + name[3 - _LONGEST_NAME :]
-            if name:
-                text += f"\n{name}"
+            if is_right is False:
+                text = f"{self.drawn_name(labels[at])} -> {text}"
+            if len(names[at]) > _LONGEST_NAME:
+                text += f"\n...{names[at][3 - _LONGEST_NAME :]}"
+            elif names[at]:
+                text += f"\n{names[at]}"
             pictures.append(Picture(image, text, is_right))
         return pictures

@@ -2,6 +2,7 @@
 
 import random
 from collections import Counter
+from typing import Any
 
 import pytest
 import torch
@@ -87,7 +88,7 @@ def test_the_next_word_is_learnt(runs: Runs) -> None:
 def test_what_a_person_wrote(runs: Runs, example: str) -> None:
     """As predict.py asks for it: a line of text is prepared like a review, and the task describes its output."""
     folder = trained(runs, example, "--dataset.train", "{type: examples.text.data.Reviews, reviews: 64}")
-    task = load_trained(folder).task
+    task: Any = load_trained(folder).task
     sample = Reviews.from_files(["I think the film was not very good, but..."])[0]
     assert " ".join(WORDS[number] for number in sample["words"]) == "<start> i think the film was not very good but"
     batch = Reviews.collate([sample])
