@@ -99,6 +99,10 @@ def build_optimizer(
     if not is_alone and any(map(needs_closure, parts)):
         rule = "needs the whole gradient in one place: use dist.strategy ddp, and no other optimizer for a group"
         raise UserError(f"optim.optim_type {config.optim_type} {rule}")
+    if all(parameter.is_cpu for parameter in parameters_of(optimizer)):
+        for group in optimizer.param_groups:
+            if group.get("foreach", 0) is None and group.get("fused", 0) is None:
+                group["foreach"] = False  # what torch would choose anew in each step, for 20 us
     if len(optimizer.param_groups) > 1:
         log_groups(optimizer.param_groups)
     return optimizer
