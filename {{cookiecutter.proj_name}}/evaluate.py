@@ -4,9 +4,6 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Annotated, Literal
-
-from pydantic import Field
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))  # python -P and PYTHONSAFEPATH leave it out
 
@@ -17,7 +14,7 @@ from common.base.text import label, number
 from common.build import build_evaluation, check_classes
 from common.checkpoint.file import read_checkpoint
 from common.checkpoint.folder import best_in
-from common.config import Resolved, option_value, resolve, section
+from common.config import Resolved, option_value, resolve
 from common.config.layers import node_of
 from common.config.problem import shown_path as shown
 from common.distributed import Rank
@@ -32,19 +29,10 @@ from common.monitor.writer import drop_duplicate_loss
 from common.run.paths import PROJECT, DirConfig, RunPaths
 from common.run_context import keep_error
 from cli.command_line import parse
-from cli.program import drop_stored_launch_options, explained, stored_config
+from cli.program import EvalConfig, drop_stored_launch_options, explained, stored_config
 from cli.trained import load_task
-from custom.config import Config
 
 _NO_CHECKPOINT = "model_pt: which checkpoint? python evaluate.py --model_pt experiments/<name>/checkpoints/best.pt"
-
-
-@section
-class EvalConfig(Config):
-    """The settings of `evaluate.py`: a training config, and which checkpoint to evaluate on which split."""
-
-    model_pt: Annotated[str | None, Field(description="checkpoint, or the folder of a run: its best; required")] = None
-    split: Annotated[Literal["train", "val", "eval"], Field(description="split to evaluate on")] = "eval"
 
 
 def eval_dir(config: DirConfig, checkpoint: Path, split: str, project: Path) -> Path:

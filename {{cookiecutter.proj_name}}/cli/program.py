@@ -8,10 +8,12 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
+
+from pydantic import Field
 
 from common.base.files import PROJECT, without_tilde
-from common.config import Resolved, option_value
+from common.config import Resolved, option_value, section
 from common.distributed import is_launched
 from common.failure.program import exit_process, report_errors
 from common.run.paths import RunPaths
@@ -22,6 +24,14 @@ from custom.config import Config
 if TYPE_CHECKING:
     from common.run_context import RunContext
     from common.trainer import Trainer
+
+
+@section
+class EvalConfig(Config):
+    """The settings of `evaluate.py`: a training config, and which checkpoint to evaluate on which split."""
+
+    model_pt: Annotated[str | None, Field(description="checkpoint, or the folder of a run: its best; required")] = None
+    split: Annotated[Literal["train", "val", "eval"], Field(description="split to evaluate on")] = "eval"
 
 
 def run(main: Callable[[list[str]], int]) -> NoReturn:

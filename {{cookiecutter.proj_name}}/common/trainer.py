@@ -117,16 +117,13 @@ class Trainer:
         }
         if self.stage.changes:
             saved["stages"] = self.stage
+        lengths = [self.total_steps, steps_per_epoch]
         self.state = RunState(
             self.task,
             saved,
             rank=self.rank,
             fingerprint=fingerprint(self.rank, self.stream, run.seed, self.strategy.about, records),
-            about={
-                "config": run.values,
-                "seed": run.seed,
-                "lengths": [self.total_steps, steps_per_epoch],
-            },
+            about={"config": run.values, "seed": run.seed, "lengths": lengths},
         )
         self.begin_stage()
         set_seed(mix(run.seed, self.rank.rank))  # from here on, each rank draws different random numbers (dropout)

@@ -35,7 +35,7 @@ from common.evaluation.metric import MetricSections
 from common.progress import INTERVAL, IntervalIn
 from common.run.paths import PROJECT
 from cli.config_text import WIDTH, describe, with_comment, yaml_rows
-from evaluate import EvalConfig
+from cli.program import EvalConfig
 from custom.config import Config
 
 Rule = dict[str, Any]

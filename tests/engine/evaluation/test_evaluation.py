@@ -17,7 +17,7 @@ from common.data.order import evaluation_keys
 from common.distributed import Rank
 from common.evaluation.loss import LossSums
 from common.evaluation.metric import GatheredMetric, MetricFactory, Results
-from evaluate import EvalConfig
+from cli.program import EvalConfig
 from tests.conftest import CONFIG, Runs, metrics
 from tests.evaluation.test_evaluation import NAMED, Numbered, digits
 from tests.ranks import failed, start_ranks

@@ -16,7 +16,7 @@ from common.base.parts import KEYS
 from common.config import resolve
 from common.config.problem import ConfigError
 from common.config.source import read_file
-from evaluate import EvalConfig
+from cli.program import EvalConfig
 from tests.conftest import CONFIG, ENVIRONMENT, PROJECT, run
 from tests.tools.test_schema import SCHEMA, broken, mistakes, plain
 from tools.schema import files, is_edited

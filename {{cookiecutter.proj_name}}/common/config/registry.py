@@ -219,10 +219,9 @@ class Registered:
         if isinstance(value, list):
             for number, item in enumerate(value):
                 below = f"{key}[{number}]"
-                if isinstance(item, str):
-                    yield from self.registry.check({}, below, default_type=item)
-                else:
-                    yield from self.registry.check(item, below, ignore=self.ignore)
+                section = {"type": item} if isinstance(item, str) else item
+                problems = list(self.registry.check(section, below, ignore=self.ignore))
+                yield from problems or self._lacking_package(section, below)
         elif isinstance(value, str):
             yield from self.registry.import_files()
             try:
@@ -231,6 +230,13 @@ class Registered:
                 yield Problem(key, value, str(error))
         elif value is not None:
             yield from self.registry.check(value, key, ignore=self.ignore)
+
+    def _lacking_package(self, section: Mapping[str, Any], key: str) -> Iterator[Problem]:
+        """A problem if the class of a section names a package that is not installed."""
+        package = getattr(self.registry.get(section["type"]), "package", "")
+        if package and importlib.util.find_spec(package) is None:
+            rule = f"needs the package {package}, which is not installed"
+            yield Problem(key, section["type"], rule, f"pip install {package}")
 
 
 def _arguments_of(section: Mapping[str, Any], ignore: Names) -> dict[str, Any]:

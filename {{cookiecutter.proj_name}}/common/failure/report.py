@@ -67,7 +67,10 @@ _HINTS = {
     "more than 1 value per channel when training": (
         "batch norm cannot compute the variance of one sample: --loader.drop_last true, or another --batch_size"
     ),
-    "device-side assert|Target .* out of bounds": "label >= the number of classes? Rerun with CUDA_LAUNCH_BLOCKING=1",
+    # After an assert in a kernel, the first call that says so may be one of cuBLAS.
+    "device-side assert|CUBLAS_STATUS_INTERNAL_ERROR|Target .* out of bounds": (
+        "label >= the number of classes? Rerun with CUDA_LAUNCH_BLOCKING=1"
+    ),
 }
 
 

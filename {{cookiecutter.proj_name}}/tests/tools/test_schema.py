@@ -9,7 +9,7 @@ from typing import Any
 from common.config import resolve
 from common.config.problem import ConfigError, Problem
 from common.config.source import Node, read_file
-from evaluate import EvalConfig
+from cli.program import EvalConfig
 from tests.conftest import PROJECT
 from tools.schema import files
 
