@@ -179,8 +179,7 @@ def test_named_sets_on_the_command_line(runs: Runs, named: str) -> None:
 @pytest.mark.parametrize(
     ("option", "value", "key", "text"),
     [
-        ("--dataset.eval.more", "{typ: DigitsDataset}", "dataset.eval.more.typ = 'DigitsDataset'",
-         "unknown key; did you mean dataset.eval.more.type?"),
+        ("--dataset.eval.more", "{typ: DigitsDataset}", "dataset.eval.more.type", "must name a dataset; one of "),
         ("--dataset.eval.clean.type", "DigitDataset", "dataset.eval.clean.type = 'DigitDataset'",
          "did you mean DigitsDataset?"),
         ("--dataset.eval.clean.shft", "2", "dataset.eval.clean.shft = 2", "did you mean shift?"),

@@ -42,39 +42,38 @@ def test_checkpoints_that_are_elsewhere_or_are_none(runs: Runs, capsys: pytest.C
 
 
 @pytest.mark.parametrize(
-    ("text", "line", "parts"),
+    ("text", "line", "cause"),
     [
-        ("optim:\n  lr: 0.1\n   decay: 0.2\n", 3, ["mapping values are not allowed here", "2 |   lr", "3 |    decay"]),
-        ("optim:\n  lr: 0.1\n\tema: 0.2\n", 3, ["cannot start any token", "3 | \tema: 0.2"]),
-        ("name: a: b\n", 1, ["mapping values are not allowed here", "1 | name: a: b"]),
-        ("optim: {lr: 0.1\nname: b\n", 2, ["expected ',' or '}'", "1 | optim: {lr: 0.1"]),
-        ("name: @a\n", 1, ["cannot start any token"]),
-        ('name: "a\nworker: 1\n', 3, ["found unexpected end of stream"]),
+        ("optim:\n  lr: 0.1\n   decay: 0.2\n", 3, "mapping values are not allowed here"),
+        ("optim:\n  lr: 0.1\n\tema: 0.2\n", 3, "cannot start any token"),
+        ("name: a: b\n", 1, "mapping values are not allowed here"),
+        ("optim: {lr: 0.1\nname: b\n", 2, "expected ',' or '}'"),
+        ("name: @a\n", 1, "cannot start any token"),
+        ('name: "a\nworker: 1\n', 3, "found unexpected end of stream"),
     ],
 )  # fmt: skip
 def test_yaml_that_cannot_be_read(
-    runs: Runs, tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, line: int, parts: list[str]
+    runs: Runs, tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, line: int, cause: str
 ) -> None:
-    """The place, the lines and the usual cause."""
+    """The place and the cause."""
     path = tmp_path / "mine.yaml"
     path.write_text(text)
     with pytest.raises(SystemExit) as ended, report_errors():
         runs.train("--config", str(path))
     shown = capsys.readouterr().err
     assert ended.value.code == 2
-    for part in [f"mine.yaml:{line}", *parts]:
-        assert part in shown, shown
+    assert f"mine.yaml:{line}" in shown and cause in shown, shown
 
 
 def test_a_config_that_is_elsewhere(
     runs: Runs, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Started in another folder, or with the folder misspelt: the working directory, and the nearest file."""
+    """Started in another folder, or with the folder misspelt: where it was looked for, and the nearest file."""
     full = PROJECT / "configs" / "debug.yaml"
     for folder, given, near in [(PROJECT, "config/debgu.yaml", "configs/debug.yaml"), (tmp_path, "debug.yaml", full)]:
         monkeypatch.chdir(folder)
         with pytest.raises(SystemExit), report_errors():
             runs.train("--config", given)
         text = capsys.readouterr().err
-        assert f"the working directory is {folder}" in text
+        assert f"looked for {folder / given}" in text
         assert f"did you mean {near}?" in text

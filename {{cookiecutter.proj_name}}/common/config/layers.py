@@ -63,7 +63,10 @@ def find_file(key: str, name: str, folder: Path, origin: str | None = None) -> P
             others |= {other.name: other for other in root.glob("*.y*ml")}
     near = nearest(file.name, others)
     if near is not None:
-        hint += f"; did you mean {os.path.relpath(others[near], folder)}?"
+        similar = os.path.relpath(others[near], folder)
+        if similar.startswith("../.."):  # far away
+            similar = str(others[near])
+        hint += f"; did you mean {similar}?"
     raise ConfigError([Problem(key, name, rule, hint, origin)])
 
 

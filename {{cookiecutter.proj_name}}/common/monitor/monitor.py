@@ -183,16 +183,7 @@ class Monitor:
         for measure in self.measures:
             compared |= measure(timing)
         where = position(at, self._total_steps, self._total_epochs)
-        line = train_line(
-            where,
-            losses,
-            rates,
-            others,
-            timing,
-            compared,
-            memory,
-            skipped,
-        )
+        line = train_line(where, losses, rates, others, timing, compared, memory, skipped)
         _log.info("{}", line)
         if skipped[0]:
             others["skipped"] = skipped[0]

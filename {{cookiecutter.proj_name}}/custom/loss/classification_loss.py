@@ -23,7 +23,5 @@ class CrossEntropyLoss:
         self.function = nn.CrossEntropyLoss(label_smoothing=label_smoothing, ignore_index=ignore_index)
 
     def __call__(self, output: dict[str, Tensor], batch: dict[str, Tensor]) -> Tensor:
-        name = "label"
-        if isinstance(batch, Mapping) and "soft_label" in batch:
-            name = "soft_label"
+        name = "soft_label" if isinstance(batch, Mapping) and "soft_label" in batch else "label"
         return self.function(output["logits"], batch[name])
