@@ -8,7 +8,7 @@ from common.base.errors import UserError
 from common.data.keyed import KeyedBatches, find_collate
 from common.data.sections import build_dataset
 from tests.conftest import ErrorOf
-from tests.data.test_transforms import DATA, build
+from tests.data.test_data import DATA, build
 
 
 @pytest.mark.parametrize(
@@ -29,7 +29,7 @@ def test_a_transform_that_does_not_fit(transform: dict[str, Any], words: str) ->
 
 
 def test_an_error_in_a_transform_names_it_and_the_sample() -> None:
-    negative_ = {"type": "tests.data.test_transforms.negative", "brightest": 1, "key": None}
+    negative_ = {"type": "tests.data.test_data.negative", "brightest": 1, "key": None}
     data = build_dataset({"type": "DigitsDataset", "transforms": [negative_]}, "train", DATA, limit=9)
     where = r"sample 7 of DigitsDataset cannot be read: .*transforms\[0\] \(tests.*negative\): TypeError"
     with pytest.raises(RuntimeError, match=where):
@@ -50,6 +50,6 @@ def test_mistakes_in_the_config_are_reported_together(error_of: ErrorOf) -> None
 
 
 def test_mixing_needs_classes(error_of: ErrorOf) -> None:
-    words_ = ["--dataset.train", "{type: tests.data.test_transforms.Tuples, size: 99}", "--loader.collate"]
+    words_ = ["--dataset.train", "{type: tests.data.test_data.Tuples, size: 99}", "--loader.collate"]
     assert "Tuples has no `classes`; give their number, classes: 10" in error_of(*words_, "mixup")
     assert "loader.collate.alpha: is 0" in error_of("--loader.collate", "{type: mixup, alpha: 0}")

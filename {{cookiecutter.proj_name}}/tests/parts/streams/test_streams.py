@@ -184,7 +184,7 @@ def test_workers_read_each_record_once(runs: Runs, name: str) -> None:
 
 def test_random_transforms_of_a_stream(runs: Runs) -> None:
     """Seeded like all that a dataset draws."""
-    transforms = "[{type: tests.data.test_transforms.RandomScale, limit: 0.5}]"
+    transforms = "[{type: tests.data.test_data.RandomScale, limit: 0.5}]"
     more = stream("Rereading", "--dataset.train.transforms", transforms)
     alone = final(runs.train(*more, name="alone"))
     assert differing(alone, final(runs.train(*more, "--num_workers", "2", name="workers"))) == []
