@@ -1,7 +1,6 @@
 """Prepares a model for training on one process or several.
 
-`prepare` applies all steps in their order; `freeze` and `blocks` change the model itself, `strategy` synchronizes
-gradients (DDP).
+`prepare` applies all steps in their order, `freeze` keeps weights as they are, `strategy` synchronizes gradients (DDP).
 """
 
 from common.model.freeze import check_trained, fixed

@@ -1,9 +1,8 @@
 """Replay a run and compare its bits: python -m tools.verify RUN [--from start|CHECKPOINT]
 
-Trains from one checkpoint to the newest one again, in a temporary folder, and compares the weights at each save, every
-measurement, and all that the newest checkpoint holds; and the code, packages, machine and data of both, whose
-differences are named. Exit code 0: verified; 1: something differs; 2: nothing can be
-replayed.
+Trains from one checkpoint to the newest one again, in a temporary folder, and compares every measurement and all that
+the newest checkpoint holds; and the code, packages, machine and data of both, whose differences are named. Exit code
+0: verified; 1: something differs; 2: nothing can be replayed.
 """
 
 import argparse

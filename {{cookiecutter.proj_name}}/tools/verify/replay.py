@@ -60,7 +60,7 @@ def read_segment(paths: RunPaths, name: str | None) -> Segment:
         name: of another start.
 
     Raises:
-        UserError: there is no such start, the run or is in use.
+        UserError: there is no such start, or the run is in use.
     """
     attempts = read_attempts(paths)
     if not attempts:
