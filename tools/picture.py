@@ -119,9 +119,9 @@ def kill(project: Path, command: str) -> list[str]:
         output.seek(0)
         lines = output.read().replace(f"{project}/", "").splitlines()
     (project / "pid").unlink()
-    trained = [line for line in lines if re.match(r"\S+ INFO +(epoch|val) ", line)]
+    trained = [line for line in lines if re.match(r"\S+ INFO +(epoch|val) +\d", line)]
     said = re.sub(r"^bash: line \d+: +\d+ ", "", lines[-1])
-    return [*find(lines, "model ", "train data "), *trained[:2], "...", *trained[-2:], f"$ {command}", said]
+    return [*find(lines, "model ", "train data"), *trained[:2], "...", *trained[-2:], f"$ {command}", said]
 
 
 def find(lines: Sequence[str], *beginnings: str) -> list[str]:
