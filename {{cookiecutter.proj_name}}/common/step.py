@@ -133,6 +133,7 @@ class OptimizerStep:
                 self.guard.begin()
             self.gradients(update, step, weights, at)
             scale_helps = partial(self.scale_helps, update, step, weights, at)
+            # A guard decides first. Without it, fp16 may skip; a NaN that remains without the scale ends the run.
             if self.guard is not None and self.guard.refuses(name, self.norm(), at, scale_helps):  # every process
                 taken = False
             elif not self.precision.step(self.optimizer):
@@ -156,7 +157,8 @@ class OptimizerStep:
         for number, batch in enumerate(step.batches):
             weight, count = weights[number]
             context: AbstractContextManager[None] = _NOTHING
-            # A single full micro-batch has nothing to postpone or to undo.
+            # A single full micro-batch has nothing to postpone or to undo. Size 0: borrowed samples, so that all
+            # processes compute as many micro-batches.
             if last > 0 or sizes[number] == 0 or self.separate_micro_batches:
                 context = self._micro_batch(update, number == last, sizes[number])
             with context:
@@ -233,6 +235,7 @@ class OptimizerStep:
             forward = partial(model, self.task.update)
         update = TaskUpdate(name, model, forward, trained, others)
         self.updates[name] = update
+        # With DDP, one backward pass, discarded: a resumed run then adds gradients in the order of an uncut run.
         warm_up_ddp(model, trained, lambda: self.trial_loss(update, forward, sample()), self.rank)  # every process
         return update
 

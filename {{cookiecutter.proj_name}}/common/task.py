@@ -58,7 +58,7 @@ class Task(ModelHolder, ABC):
 
     @property
     def at(self) -> TaskPosition:
-        """The optimizer steps and epochs done so far; losses may depend on them."""
+        """The optimizer steps and epochs done so far. Kept in `loss`, since losses may depend on them too."""
         return self.loss.at
 
     @at.setter
@@ -70,8 +70,9 @@ class Task(ModelHolder, ABC):
         """Run the model on a batch that is on the device already. Returns whatever `losses` and metrics need."""
 
     def losses(self, output: Any, batch: Any) -> Losses:
-        """Compute the losses of a batch, scalars by name: `loss` is minimised, all are logged. Add your values here.
+        """Compute the losses of a batch, scalar tensors by name: `loss` is minimised, all are logged.
 
+        To log a value of your own: `return {**self.loss(output, batch), "mine": x.mean()}`.
         Every value must be a mean over the samples, or over the items that `count` counts. A value that is not finite
         ends the run, also one that is only logged.
         """
@@ -147,7 +148,7 @@ class Task(ModelHolder, ABC):
         return output, self.losses(output, batch)
 
     def forward(self, method: Callable[..., Any], *arguments: Any) -> Any:
-        """Call a method that runs the model, through the task: that is where wrappers (DDP) act."""
+        """Call a method of the task. DDP acts in `forward` alone, so `ddp(task.update, name, batch)` calls it there."""
         return method(*arguments)
 
 

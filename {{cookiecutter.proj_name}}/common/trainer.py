@@ -42,7 +42,8 @@ from common.task import Parts, Task, TaskPosition
 class Trainer:
     """Trains one task. `progress` holds position and counters, `state` everything else that a checkpoint holds."""
 
-    # Seats: attributes that a part in parts/NAME may fill; else an object is there that does nothing.
+    # Seats: a part, which is a folder parts/NAME that may be deleted, may fill each with an object of its own. Without
+    # the part, an object of this type is there, which does nothing more.
     stage: WholeRun  # the settings in force: common/stage.py
     average: Average  # the weights that are evaluated: common/optim/average.py
 
@@ -108,7 +109,7 @@ class Trainer:
         if self.rank.is_main:
             self.read = read_data(parts.deciding_data())
         records = {name: reading.record() for name, reading in self.read.items()}
-        # `begin_stage` adds optimizer and schedule, which a stage replaces.
+        # `begin_stage` adds optimizer, schedule and the seat `guard`, which a stage replaces.
         saved: dict[str, Stateful] = {
             AVERAGE: self.average,
             "precision": precision,
@@ -364,7 +365,7 @@ class Trainer:
         state = dict(self.run.checkpoint.state)
         self.run.checkpoint.state.clear()  # as long as its tensors are in use, its file keeps its space on the disk
         if self.run.only_weights:
-            state.pop("optimizer")
+            state.pop("optimizer")  # not taken, so it need not be sharded
             load_task(self.task, self.strategy.shard_state(state), path)
             self.average.reset(self.task)
             logger.info("starting from the weights of {}", path)
@@ -372,7 +373,7 @@ class Trainer:
         if not self.config.allow_changes:
             refuse_absent(state)
         report = accept_changes(state, self.state, type(self.config), self.config.allow_changes)
-        if "stages" in state and self.stage.changes:  # first: an optimizer loads the state of its own parameters
+        if "stages" in state and self.stage.changes:  # first: a stage decides which parameters the optimizer has
             self.stage.load_state_dict(state["stages"])
             self.change_stage()
         sharded = self.strategy.shard_state(state)

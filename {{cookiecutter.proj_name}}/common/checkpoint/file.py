@@ -50,7 +50,7 @@ def write_checkpoint(state: State, *paths: Path, previous: Path | None = None) -
             raise
         file.flush()
         os.fsync(file.fileno())
-        for link in paths[1:]:
+        for link in paths[1:]:  # hard links, before the file gets its own name
             link_file(Path(file.name), link)
 
 

@@ -115,7 +115,7 @@ class CheckpointFolder:
         others = self.older()
         if not is_latest:
             others.append(self.latest)
-        for path in others:
+        for path in others:  # what is newer than the file being resumed is renamed; then that file is latest.pt
             step = step_of(path)
             is_replaced = path == self.latest and path.exists()
             if path in checkpoint.damaged or (is_replaced and step < 0):

@@ -42,7 +42,8 @@ class Saver(AbstractContextManager["Saver"]):
     `failures` in a row have failed. The next call of `save`, `wait`, `check` or `finish` reports an error.
 
     Attributes:
-        saved_step: step of the newest checkpoint, written by this process or resumed from; None if there is none.
+        saved_step: step of the last save, also if it is still being written or failed, or of the checkpoint that was
+            resumed from; None if there is none.
         after_write: functions to call with each file that was written, and its step, from the thread that writes.
         at_end: functions to call when training ends, with a function that returns the signal that ended it, or 0.
     """
@@ -154,6 +155,7 @@ class Saver(AbstractContextManager["Saver"]):
         The memory is used again: new pages would take several times as long. Sharded tensors are gathered one after the
         other; without `background`, all others stay where they are. Every process must call this.
         """
+        # By where a tensor lies, in this save; `_buffers`: by its place in the state, for all saves.
         seen: dict[tuple[Any, ...], Tensor] = {}
 
         def copy_tensor(value: Any, path: tuple[Any, ...]) -> Any:

@@ -90,7 +90,7 @@ class RunState:
 
     def register(self, name: str, part: Stateful) -> None:
         """Save `part` with the run, for each rank if ranks differ. Raises `UserError` if the name is taken."""
-        if name in self.user_states or name == _DATA:
+        if name in self.user_states or name == _DATA:  # saved like `user`, since it may differ between processes too
             raise UserError(f"register_state: the name {name} is taken; choose another")
         self.user_states[name] = part
 
@@ -128,7 +128,7 @@ class RunState:
             "format": FORMAT,
             "position": at._asdict(),
             "values": dict(values),
-            "owed": sorted(pending),  # this name in files only
+            "owed": sorted(pending),  # the name of `pending` in files
             "model": model,
             "task": task,
             "frozen": frozen,
@@ -216,6 +216,7 @@ class RunState:
         if len(random) == self.rank.world_size:
             set_random_state(random[self.rank.rank], self.rank.device)
         else:
+            # Another number of processes: new draws, which the log does not call bit-exact.
             set_seed(mix(self.fingerprint["seed"], self.rank.rank, at.step))
         return at, dict(state["values"]), set(state["owed"])
 

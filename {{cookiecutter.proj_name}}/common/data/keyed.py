@@ -74,16 +74,20 @@ class KeyedBatches:
             self.epoch = epoch
             self._begin(epoch)
         dataset = self.dataset
+        size = self.size
+        is_random = self.random
         items: list[Any] = []
         try:
             for index in indices:  # a sample that an epoch has several times is numbered differently each time
-                if self.random:
+                if is_random:
                     self._seed(mix(self.seed, epoch, index))
-                items.append(dataset[index % self.size])
-                if self._is_first and self._finds_more():  # a new generator: read again, seeded
-                    self._seed(mix(self.seed, epoch, index))
-                    items[-1] = dataset[index % self.size]
-                self._is_first = False
+                item = dataset[index % size]
+                if self._is_first:
+                    self._is_first = False
+                    if self._finds_more():  # a generator that the first sample made: read it again, seeded
+                        self._seed(mix(self.seed, epoch, index))
+                        item = dataset[index % size]
+                items.append(item)
         except UserError:
             raise
         except Exception as error:

@@ -52,7 +52,10 @@ class LoaderConfig:
 
 
 class _Keys:
-    """The batch sampler: the key of each micro-batch of this process in the rest of an epoch."""
+    """The batch sampler: the key of each micro-batch of this process in the rest of an epoch.
+
+    A loader, and its workers, keep one sampler for the whole run; `TrainStream.epoch` tells it each epoch's batches.
+    """
 
     epoch: int
     global_batches: Iterator[GlobalBatch]
@@ -195,7 +198,7 @@ class TrainStream(BatchStream):
 
     def epoch(self, at: Position) -> Iterator[Step]:
         """Yield the steps from `at` to the end of its epoch. Skipped samples are not read."""
-        # Workers read ahead of the loop, so the keys need an iterator of their own.
+        # The sampler is ahead of the loop, as workers read ahead. The second copy is paired with what comes back.
         ahead, global_batches = tee(self.plan.global_batches(at))
         self._keys.epoch = at.epoch
         self._keys.global_batches = ahead
@@ -285,7 +288,10 @@ def make_loader(
     device: torch.device,
     **options: Any,
 ) -> DataLoader[Any]:
-    """Make the `DataLoader` of a split; `options`: its `batch_sampler` or `batch_size`."""
+    """Make the `DataLoader` of a split; `options`: its `batch_sampler` or `batch_size`.
+
+    `batches` gives finished batches (`KeyedBatches.__getitems__`), so `Loaded` only wraps them for pinning.
+    """
     if worker:
         options["prefetch_factor"] = config.prefetch
         options["persistent_workers"] = "batch_sampler" in options

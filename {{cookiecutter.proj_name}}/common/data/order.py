@@ -1,6 +1,7 @@
 """The order of an epoch's training samples, and which of them each step and process takes.
 
-Both are functions of seed and epoch alone, so a run can resume anywhere without replaying.
+Both are functions of seed, epoch, the dataset's size and the settings of batches and processes, not of what was read
+before, so a run can resume anywhere without replaying.
 """
 
 from collections.abc import Iterator, Mapping
@@ -79,6 +80,7 @@ class EpochOrder:
         order = order.astype(np.int64, copy=False)
         if np.bincount(order).max() == 1:
             return order
+        # A sample that comes again gets another number: of 10 samples, 5, 5, 2 become 5, 15, 2.
         # occurrence[i]: how often the sample order[i] came before position i.
         by_index = np.argsort(order, kind="stable")
         grouped = order[by_index]
@@ -174,7 +176,7 @@ class EpochPlan:
         order = self.order(at.epoch)
         batch_size = self.batch_size
         per_step = self.samples_per_step
-        stop = self.order.size
+        stop = self.order.size  # where no step begins any more
         if self.drop_last:
             stop -= per_step - 1
         for start in range(at.sample, stop, per_step):
