@@ -13,13 +13,13 @@ from support import REPO, TEMPLATE, Render
 # Tokens of code, without comments and docstrings; lines are free, so write plain ones. "own": all Python but tests and
 # examples; "files": of any kind. Each number: the limit, which is what was reached and may only fall, and the aim.
 SIZE = {
-    ("core", "own"): (96_232, 75_000),
-    ("core", "tests"): (31_480, 32_000),
-    ("core", "files"): (220, 170),
-    ("usual", "own"): (127_682, 105_000),
-    ("usual", "tests"): (54_155, 56_000),
-    ("all", "own"): (164_265, 160_000),
-    ("all", "tests"): (72_358, 74_000),
+    ("core", "own"): (89_820, 75_000),
+    ("core", "tests"): (30_911, 32_000),
+    ("core", "files"): (171, 170),
+    ("usual", "own"): (121_494, 105_000),
+    ("usual", "tests"): (53_856, 56_000),
+    ("all", "own"): (157_541, 160_000),
+    ("all", "tests"): (71_476, 74_000),
 }
 WORDS = {
     "README of the project": (1_800, 1_800),
@@ -29,11 +29,11 @@ WORDS = {
 ANSWERS = {name: {"parts": name} for name in ("core", "usual", "all")}
 # In 1,000 source lines of common/.
 DENSITY = {
-    "conditional expressions": (23, 15),
-    "comprehensions": (33, 25),
-    "lines above 22 tokens": (46.5, 30),
-    "walrus": (1.3, 1),
-    "tuple assignments": (4.5, 4),
+    "conditional expressions": (2, 15),
+    "comprehensions": (17.5, 25),
+    "lines above 22 tokens": (20.5, 30),
+    "walrus": (0, 1),
+    "tuple assignments": (0.5, 4),
 }
 BLANK = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
 

@@ -81,7 +81,10 @@ def describe_interval(interval: Interval) -> str:
         return "never"
     if interval.amount == 1:
         return f"every {interval.unit}"
-    return f"every {float(interval.amount):g} {interval.unit}s"
+    amount = f"{float(interval.amount):g}"
+    if interval.amount.denominator == 1:
+        amount = str(interval.amount.numerator)
+    return f"every {amount} {interval.unit}s"
 
 
 def log_data(name: str, section: Mapping[str, Any], dataset: Any) -> None:

@@ -133,9 +133,11 @@ def describe(task: Task, output: Any, batch: Any) -> list[dict[str, Any]]:
         if not isinstance(value, Tensor) or value.ndim == 0:
             continue
         size = size or len(value)
+        if len(value) != size:
+            continue
         if value.numel() == size:
             columns[name] = value.flatten().tolist()
-        elif len(value) == size and value.numel() <= 16 * size:
+        elif value.numel() <= 16 * size:
             columns[name] = value.tolist()
     if not columns:
         kind = type(task).__name__

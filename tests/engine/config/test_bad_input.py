@@ -114,6 +114,28 @@ def test_a_mistake_is_not_reported_for_what_follows_from_it(error_of: ErrorOf, w
     assert "has 1 problem:" in error_of(*words)
 
 
+@pytest.mark.parametrize(
+    ("optim", "says"),
+    [
+        ("  args:\n    betas: [1.5, 0.9]", "optim.args ({}:3) optim_type AdamW refuses these: Invalid beta parameter"),
+        ("  optim_type: SGD\n  args: {nesterov: true}", "optim.args ({}:4) optim_type SGD refuses these: Nesterov"),
+        (
+            "  groups: [{match: head.*, optim_type: RMSprop, args: {eps: -1}}]",
+            "optim.groups[0].args ({}:3) optim_type RMSprop refuses these: Invalid epsilon value: -1",
+        ),
+        (
+            "  groups: [{match: head.*, optim_type: LBFGS}]",
+            "optim.groups[0].optim_type = 'LBFGS' ({}:3) needs a closure, and so all parameters",
+        ),
+    ],
+)
+def test_a_value_that_the_optimizer_refuses(error_of: ErrorOf, tmp_path: Path, optim: str, says: str) -> None:
+    """Named with its place before anything is built, as an unknown argument is."""
+    file = tmp_path / "mine.yaml"
+    file.write_text(f"$BASE: {CONFIG}\noptim:\n{optim}\n")
+    assert f"1 problem: {says.format(file)}" in error_of("--config", str(file))
+
+
 @pytest.mark.parametrize("key", ["progress.epoch_val", "optim.lr_scheduler.warmup"])
 def test_a_period_that_is_none(error_of: ErrorOf, key: str) -> None:
     text = error_of(f"--{key}", "1/0epoch")

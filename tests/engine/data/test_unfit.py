@@ -7,9 +7,12 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.data import default_collate
 
-from tests.conftest import ErrorOf, Runs
+from tests.conftest import ErrorOf, Runs, load, same
 from tests.samples import Digits
+
+HERE = "engine.data.test_unfit"
 
 
 class Unfit(Digits):
@@ -88,3 +91,29 @@ def test_a_model_without_shapes(runs: Runs, error_of: ErrorOf) -> None:
     text = error_of("--model", f"{{$REPLACE: true, type: {name}, shaped: false}}")
     assert "layers.1.weight, layers.1.bias: lazy modules have no shape yet" in text
     runs.train("--model", f"{{$REPLACE: true, type: {name}, shaped: true}}", "--progress.max_steps", "1")
+
+
+def noisy(items: list[Any]) -> Any:
+    """A collate function that draws, and says so."""
+    batch = default_collate(items)
+    batch["image"] = batch["image"] + 0.1 * torch.rand_like(batch["image"])
+    return batch
+
+
+noisy.random = True  # type: ignore[attr-defined]
+
+
+class Steady(Digits):
+    """Draws nothing, and has no collate function of its own."""
+
+    random = False
+    collate = None
+
+
+@pytest.mark.parametrize("words", [[], ["--loader.collate", f"{HERE}.noisy"]], ids=["none", "noisy"])
+def test_a_collate_function_of_ones_own_or_none(runs: Runs, words: list[str]) -> None:
+    """What it draws does not depend on the workers."""
+    more = ["--dataset.train", f"{{type: {HERE}.Steady}}", "--progress.max_steps", "3", *words]
+    alone = runs.train(*more, name="alone")
+    helped = runs.train(*more, "--num_workers", "1", name="helped")
+    assert same(load(alone)["model"], load(helped)["model"])

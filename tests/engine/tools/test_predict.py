@@ -4,12 +4,15 @@ import shutil
 from pathlib import Path
 
 import pytest
+import torch
+from torch import nn
 
 from common.base.errors import UserError
 import predict
 from predict import Predictor
 from tests.conftest import Runs
 from tests.tools.test_predict import FOLDER, SCALED, picture
+from tools.predict import describe
 
 
 @pytest.fixture(scope="module")
@@ -66,3 +69,8 @@ class Unreadable:
     """A dataset without `from_files`."""
 
     def __init__(self, data_dir: Path, mode: str) -> None: ...
+
+
+def test_a_tensor_of_another_length_describes_no_sample() -> None:
+    output = {"logits": torch.arange(12.0).reshape(4, 3), "anchors": torch.ones(2, 2)}
+    assert describe(nn.Identity(), output, {})[1] == {"logits": [3.0, 4.0, 5.0]}

@@ -32,8 +32,8 @@ class Layout:
         self._unsaved = _unsaved(task)
         self._warned = False
         self.empty = set[str]()
-        for name, _, _, buffer in _buffers(task):
-            if buffer is None:
+        for name, module, leaf, buffer in _buffers(task):
+            if buffer is None and _is_saved(module, leaf):
                 self.empty.add(name)
 
     def begin(self) -> None:

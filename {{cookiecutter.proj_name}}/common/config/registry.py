@@ -140,7 +140,7 @@ class Registry:
         given = _arguments_of(section, ignore)
         arguments = fit_arguments(target, given)
         if self.call is not None and not isinstance(target, type):
-            return partial(target, **arguments)
+            return partial(target, **arguments) if arguments else target  # it may have attributes
         supplied = self.find_supplied(target, given)
         arguments |= {name: value for name, value in provided.items() if name in supplied}
         return target(**arguments)

@@ -160,7 +160,9 @@ def find_collate(
         if training or not only_training:
             built: Collate = COLLATE_REGISTRY.build(spec, dataset=dataset)
             return built
-    own: Collate = getattr(dataset, "collate", default_collate)
+    own: Collate | None = getattr(dataset, "collate", None)
+    if own is None:
+        return default_collate
     return own
 
 

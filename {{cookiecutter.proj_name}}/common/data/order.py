@@ -51,8 +51,8 @@ class EpochOrder:
         So each occurrence has random numbers of its own.
         """
         if self._epoch != epoch:
-            self._epoch = epoch
             self._latest = self._indices(epoch)
+            self._epoch = epoch
         return self._latest
 
     def _indices(self, epoch: int) -> np.ndarray[Any, Any]:
@@ -67,9 +67,14 @@ class EpochOrder:
                     "stay the same: let its set_epoch, or what else changes it, form as many items in each epoch"
                 )
             given = self._function(size, self.seed, epoch, self.dataset)
-        order = np.asarray(given)
+        try:
+            order = np.asarray(given)
+        except ValueError:  # lists of different lengths
+            order = np.empty((0, 0))
         problem = ""
-        if order.ndim != 1 or not len(order) or order.dtype.kind not in "iu":
+        if order.ndim == 2:
+            problem = "lists of indices, not indices; for batches of your own, see docs/data.md, Batches of your own"
+        elif order.ndim != 1 or not len(order) or order.dtype.kind not in "iu":
             problem = f"an array of shape {order.shape} and type {order.dtype}, not a list of indices"
         elif order.min() < 0 or order.max() >= size:
             problem = f"indices from {order.min()} to {order.max()}, but the dataset has {size} samples"

@@ -7,6 +7,7 @@ of augmented samples, stored data that are changed in place, files that were rep
 import os
 import re
 import time
+from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from copy import deepcopy
@@ -275,14 +276,17 @@ def _add(
 def _parts(value: Any) -> list[Any]:
     """Return what an object consists of; empty if it has no parts."""
     if isinstance(value, Mapping):
-        return [*value.keys(), *value.values()]
+        parts: list[Any] = []
+        for item in value.items():
+            parts += item
+        return parts
     if isinstance(value, (set, frozenset)):
         return sorted(value, key=repr)
     if isinstance(value, np.ndarray) and value.ndim:  # of objects
         return value.tolist()
     if hasattr(type(value), "__array_interface__") or hasattr(type(value), "__array__"):  # a picture, a table
         return [np.asarray(value)]
-    if isinstance(value, (list, tuple)):
+    if isinstance(value, (list, tuple, range, deque)):
         return list(value)
     if getattr(value, "__dict__", None):
         return [vars(value)]

@@ -10,6 +10,7 @@ from pydantic import Field
 
 from common.base.errors import UserError, error_context
 from common.config import ABSENT, Problem, section
+from common.config.arguments import is_foreign
 from common.config.registry import DATASET_REGISTRY, TRANSFORM_REGISTRY
 from common.data.keyed import SizedDataset
 from common.data.view import View, is_map_style, kind_of
@@ -78,7 +79,12 @@ def apply_transforms(
     for number, spec in enumerate(section.get("transforms") or ()):
         where = f"dataset.{mode}: transforms[{number}] ({spec['type']})"
         with error_context(lambda where=where: f"in {where}"):  # type: ignore[misc]
-            function = TRANSFORM_REGISTRY.build(spec, ignore=("key",))
+            try:
+                function = TRANSFORM_REGISTRY.build(spec, ignore=("key",))
+            except (TypeError, ValueError) as error:
+                if isinstance(error, UserError) or not is_foreign(TRANSFORM_REGISTRY.get(spec["type"])):
+                    raise
+                raise UserError(f"{spec['type']} rejects its arguments: {error}") from error
         transforms.append(Transform(where, function, spec.get("key", _KEY)))
     if transforms:
         return View(dataset, transforms)

@@ -64,10 +64,13 @@ def start_reading(loader: DataLoader[Any]) -> Iterator[Any]:
     if loader.num_workers == 0:
         return iter(loader)
     context = _context_of(loader)
-    if context.get_start_method() == "fork":
-        held = open_handle(loader.dataset)
-        if held:
-            raise UserError(_SHARED.format(held))
+    held = open_handle(loader.dataset)
+    if held and context.get_start_method() != "fork":
+        with suppress(Exception):  # it may have its own way to be sent
+            pickle.dumps(loader.dataset)
+            held = ""
+    if held:
+        raise UserError(_SHARED.format(held))
     with _signals_blocked(context):
         return iter(loader)
 
@@ -252,7 +255,8 @@ def set_up_worker(owner: int, _: int) -> None:
 
 def _end_unsent(error: BaseException, _: object = None) -> None:
     """End a worker that cannot send a batch; Python would only print why, or that without end."""
-    if isinstance(error, OSError) and error.errno not in _IS_FULL:
+    is_gone = isinstance(error, (EOFError, multiprocessing.AuthenticationError))
+    if is_gone or (isinstance(error, OSError) and error.errno not in _IS_FULL):
         return  # the connection is closed: the batch is no longer wanted, and the worker is about to end
     traceback.print_exception(error)
     sys.stderr.flush()

@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 from common.base.errors import UserError
 from common.base.parts import installed, needs
 from common.config import Problem, section
-from common.config.arguments import check_arguments, is_foreign, parameter_names
+from common.config.arguments import check_arguments, fit_arguments, is_foreign, parameter_names
 from common.config.problem import match_names
 from common.config.registry import import_path
 
@@ -114,10 +114,21 @@ def _problems(
     if decay and "weight_decay" not in known:
         yield Problem(f"{key}weight_decay", decay, f"{label} has none", "set it to 0")
     provided = tuple(name for name in _PROVIDED if name in known)
-    strict = cls.__module__.startswith("torch.optim") or not is_foreign(cls)
-    yield from check_arguments(cls, args, f"{key}args", lambda: label, provided, strict=strict)
-    if needs_closure(cls) and "closures" not in installed():
-        yield Problem(f"{key}optim_type", name, needs("closures"))
+    is_of_torch = cls.__module__.startswith("torch.optim")
+    strict = is_of_torch or not is_foreign(cls)
+    wrong = list(check_arguments(cls, args, f"{key}args", lambda: label, provided, strict=strict))
+    yield from wrong
+    if args and is_of_torch and not wrong:
+        try:
+            cls([torch.zeros(1, 1)], lr=1.0, **fit_arguments(cls, args))  # type: ignore[call-arg]
+        except Exception as error:  # noqa: BLE001 - of whatever kind: it refuses a value
+            yield Problem(f"{key}args", args, f"{label} refuses these: {error}")
+    if not needs_closure(cls):
+        return
+    if key:
+        yield Problem(f"{key}optim_type", name, "needs a closure, and so all parameters")
+    elif "closures" not in installed():
+        yield Problem("optim_type", name, needs("closures"))
 
 
 def optimizer_class(name: str) -> type[Optimizer]:

@@ -12,7 +12,7 @@ from common.base.errors import UserError
 def files_below(folder: Path, above: tuple[str, ...] = ()) -> Iterator[Path]:
     """Yield the files below a folder, in the order of their names, those of linked folders too, but no hidden ones.
 
-    A link to a folder above it is left out, with a warning.
+    A link to a folder above it is left out, with a warning, and so is a folder that cannot be read.
 
     Args:
         above: the folders that contain this one, without links.
@@ -24,7 +24,12 @@ def files_below(folder: Path, above: tuple[str, ...] = ()) -> Iterator[Path]:
     if here in above:
         logger.warning("{} is a link to a folder above it, and left out", folder)
         return
-    for entry in sorted(os.scandir(folder), key=lambda entry: entry.name):
+    try:
+        entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
+    except OSError as error:
+        logger.warning("{} cannot be read ({}), and is left out", folder, error.strerror)
+        return
+    for entry in entries:
         if entry.name.startswith("."):
             continue
         if entry.is_dir():

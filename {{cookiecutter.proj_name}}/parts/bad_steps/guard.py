@@ -155,7 +155,7 @@ class Guard:
         states = self.state.load_tensors(state, path)
         for name in _REWOUND:
             if name in self.state.states:
-                self.state.states[name].load_state_dict(states[name])
+                self.state.states[name].load_state_dict(states.get(name, {}))
         return Position(**state["position"])
 
     def _checkpoint_at(self, step: int) -> Path:

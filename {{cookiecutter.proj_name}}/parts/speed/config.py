@@ -12,7 +12,9 @@ from common.config import section
 class SpeedConfig:
     """TFLOP/s and MFU, in log lines."""
 
-    count_flops: Annotated[bool, Field(description="by a trial pass; also done where the peak is given")] = False
+    count_flops: Annotated[
+        bool | None, Field(description="by a trial pass; also done where the peak is given; null: as false")
+    ] = False
     peak_tflops: Annotated[float | None, Field(gt=0, description="of a device, by its data sheet; null: no MFU")] = None
 
 
