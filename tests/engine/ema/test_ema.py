@@ -1,6 +1,7 @@
 """The moving average of the weights."""
 
 from copy import deepcopy
+from pathlib import Path
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from tests.parts.ema import test_ema as project
 from tests.parts.ema.test_ema import AVERAGED, FIXED, Net, moved, values
 from tests.ranks import several
 from tests.resume import cut, differing, final, words
+from tools import checkpoint as tool
 
 build = project.build  # the fixture
 
@@ -174,3 +176,12 @@ def test_two_processes_resume_exactly(runs: Runs, strategy: str) -> None:
     several(runs, 2, argv("cut"), at=6)
     several(runs, 2, argv("cut", "--resume", "auto"))
     assert differing(final(runs.root / "uncut"), final(runs.root / "cut")) == []
+
+
+def test_weights_are_written_as_averages(runs: Runs, tmp_path: Path) -> None:
+    folder = runs.train("--optim.lr", "0.05", "--optim.ema.decay", "0.9")
+    state = load(folder)
+    assert tool.main([str(folder / "checkpoints" / "latest.pt"), "--weights", str(tmp_path / "w.pt")]) == 0
+    written = torch.load(tmp_path / "w.pt", weights_only=True)
+    assert same(written, averaged_state_dict(state["model"], state))
+    assert not torch.equal(written["head.2.weight"], state["model"]["head.2.weight"])

@@ -11,7 +11,6 @@ from common.checkpoint.file import read_checkpoint
 from tests.conftest import Runs, metrics, same
 from tests.ranks import several
 from tests.resume import words
-from tools import checkpoint as tool
 
 FSDP = ["--dist.strategy", "fsdp"]
 BLOCKS = ["--prepare.fsdp.blocks", "[layers.*]"]
@@ -142,15 +141,12 @@ def sharded(runs: Runs) -> Callable[..., Path]:
     return train
 
 
-def test_one_ordinary_file(
-    runs: Runs, sharded: Callable[..., Path], evaluated: Callable[..., Any], capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Loaded by plain torch, looked into, evaluated, started from; a damaged one is passed over."""
+def test_one_ordinary_file(runs: Runs, sharded: Callable[..., Path], evaluated: Callable[..., Any]) -> None:
+    """Loaded by plain torch, evaluated, started from; a damaged one is passed over."""
     latest = sharded() / "latest.pt"
     state = torch.load(latest, weights_only=True)
     assert {type(value) for value in state["model"].values()} == {torch.Tensor}
-    assert tool.main([str(latest)]) == 0
-    assert "layers.1.weight  float32  (16, 64)" in capsys.readouterr().out
+    assert state["model"]["layers.1.weight"].shape == (16, 64)
     values = evaluated(latest, "--split", "val")["values"]
     init = ["--init_from.path", str(latest), "--optim.lr", "1e-30", "--progress.max_steps", "1"]
     tuned = runs.train(*PLAIN, *init, name="tuned")
