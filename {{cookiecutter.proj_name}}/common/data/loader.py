@@ -54,7 +54,7 @@ class LoaderConfig:
 class _Keys:
     """The batch sampler: the key of each micro-batch of this process in the rest of an epoch.
 
-    A loader, and its workers, keep one sampler for the whole run; `TrainStream.epoch` tells it each epoch's batches.
+    A loader, and its workers, keep one sampler for the whole run; `TrainStream.epoch` gives it each epoch's batches.
     """
 
     epoch: int
@@ -100,13 +100,7 @@ class BatchStream(Protocol):
     def sample_batch(self, *, full: bool) -> Any:
         """Return a batch to try a model on: a small one, or a full one, with the shape that a compiler will see."""
 
-    def samples(
-        self,
-        at: Position,
-        steps: int = 1,
-        *,
-        everywhere: bool = False,
-    ) -> list[list[int]]:
+    def samples(self, at: Position, steps: int = 1, *, everywhere: bool = False) -> list[list[int]]:
         """Indices of the samples in `steps` steps from `at` on, by micro-batch; empty if they have none.
 
         `everywhere`: of all processes, not only of this one.
@@ -162,13 +156,7 @@ class TrainStream(BatchStream):
             size = self.plan.batch_size
         return _read_once(self._loader, list(range(min(size, self.epoch_size))))
 
-    def samples(
-        self,
-        at: Position,
-        steps: int = 1,
-        *,
-        everywhere: bool = False,
-    ) -> list[list[int]]:
+    def samples(self, at: Position, steps: int = 1, *, everywhere: bool = False) -> list[list[int]]:
         ranks = [self.plan.rank]
         if everywhere:
             ranks = list(range(self.plan.world_size))

@@ -22,7 +22,7 @@ class TensorBoardWriter(Writer):
     """Curves, pictures and texts, in the run folder's `event/`.
 
     Each entry is in the file when its call returns. PyTorch's SummaryWriter leaves this to a thread, and waiting for
-    that thread to let go of Python's lock takes longer than writing.
+    that thread to release Python's lock takes longer than writing.
     """
 
     def __init__(self, run: WriterRun) -> None:
