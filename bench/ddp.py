@@ -25,7 +25,7 @@ PROJECT = Path(__file__).resolve().parents[1] / "{{cookiecutter.proj_name}}"
 sys.path.insert(0, str(PROJECT))
 sys.path.insert(0, str(Path(__file__).parent))
 
-from common.build import build_parts  # noqa: E402
+from common.build import build_run  # noqa: E402
 from common.config import resolve  # noqa: E402
 from common.distributed import Rank, barrier  # noqa: E402
 from common.failure.signals import StopSignals  # noqa: E402
@@ -84,9 +84,9 @@ def measure(number: int, world: int, port: int, options: argparse.Namespace, fol
     resolved = resolve(Config, [PROJECT / "configs" / "default.yaml"], words)
     config = resolved.config
     with managed_run(config, resolved, words, PROJECT) as run:
-        parts = build_parts(config, run.rank, run.seed)
+        built = build_run(config, run.rank, run.seed)
         run.open()
-        trainer = Trainer(config, parts, run)
+        trainer = Trainer(config, built, run)
         stream = trainer.stream
         stream.__class__ = Alternating
         assert isinstance(stream, Alternating)

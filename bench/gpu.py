@@ -26,7 +26,7 @@ from typing import Any
 import gpu_models
 import loop  # finds the project
 import torch
-from common.build import build_parts
+from common.build import build_run
 from common.config import resolve
 from common.data.loader import Step, TrainStream
 from common.progress import Position
@@ -166,10 +166,10 @@ def compare(options: argparse.Namespace) -> dict[str, Any]:
         resolved = resolve(Config, [loop.PROJECT / "configs" / "default.yaml"], words)
         config = resolved.config
         with managed_run(config, resolved, words, loop.PROJECT) as run:
-            parts = build_parts(config, run.rank, run.seed)
-            count = sum(parameter.numel() for parameter in parts.task.parameters())
+            built = build_run(config, run.rank, run.seed)
+            count = sum(parameter.numel() for parameter in built.task.parameters())
             run.open()
-            trainer = Trainer(config, parts, run)
+            trainer = Trainer(config, built, run)
             other = bare_loop(shape, batch, segment, device, compiled=compiled)
             for _ in range(2):
                 next(other)  # compiles, and finds its algorithms

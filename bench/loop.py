@@ -17,7 +17,7 @@ PROJECT = Path(__file__).resolve().parents[1] / "{{cookiecutter.proj_name}}"
 sys.path.insert(0, str(PROJECT))
 
 import torch  # noqa: E402
-from common.build import build_parts  # noqa: E402
+from common.build import build_run  # noqa: E402
 from common.config import Resolved, resolve  # noqa: E402
 from common.data.loader import Step, TrainStream  # noqa: E402
 from common.progress import Position  # noqa: E402
@@ -145,9 +145,9 @@ def train_alternating(
     """Run the trainer, alternating with what `others` yields the times of."""
     config, resolved, words = build(folder, segments, steps)
     with managed_run(config, resolved, words, PROJECT) as run:
-        parts = build_parts(config, run.rank, run.seed)
+        built = build_run(config, run.rank, run.seed)
         run.open()
-        trainer = Trainer(config, parts, run)
+        trainer = Trainer(config, built, run)
         stream = trainer.stream
         stream.__class__ = Alternating
         assert isinstance(stream, Alternating)

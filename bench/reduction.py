@@ -25,7 +25,7 @@ from torch import Tensor, nn
 PROJECT = Path(__file__).resolve().parents[1] / "{{cookiecutter.proj_name}}"
 sys.path.insert(0, str(PROJECT))
 
-from common.build import build_parts  # noqa: E402
+from common.build import build_run  # noqa: E402
 from common.config import resolve  # noqa: E402
 from common.run_context import RunContext, managed_run  # noqa: E402
 from common.trainer import Trainer  # noqa: E402
@@ -69,7 +69,7 @@ class Stepping:
         share = leaves if kind == "fixed" else leaves // run.rank.world_size
         words = [*words, "--model", model, "--dist.reduction", kind, "--optim.accumulate", str(share)]
         config = resolve(Config, [PROJECT / "configs" / "default.yaml"], words).config
-        self.trainer = Trainer(config, build_parts(config, run.rank, run.seed), run)
+        self.trainer = Trainer(config, build_run(config, run.rank, run.seed), run)
         self.trainer.task.train()
         self.data = self.trainer.stream.epoch(self.trainer.at)
 

@@ -6,7 +6,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent))  # python -P and PYTHONSAFEPATH leave it out
 
 from common import distributed
-from common.build import build_parts
+from common.build import build_run
 from common.config.registry import import_path
 from common.failure.program import exit_process, report_errors
 from common.monitor.log import setup_log
@@ -26,9 +26,9 @@ def main(argv: list[str]) -> int:
     if code is not None:  # this process only started the ones that train
         return code
     with managed_run(config, resolved, command, PROJECT) as run, explained():
-        parts = build_parts(config, run.rank, run.seed, first_weights=run.needs_first_weights)
+        built = build_run(config, run.rank, run.seed, first_weights=run.needs_first_weights)
         run.open()  # after building: an error there leaves an earlier run of this name in place
-        trainer = Trainer(config, parts, run)
+        trainer = Trainer(config, built, run)
         for name in config.plugins:
             import_path(name)(trainer)
         trainer.restore()

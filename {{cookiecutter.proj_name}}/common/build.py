@@ -1,4 +1,4 @@
-"""Builds the parts of a run from the config, for training and for evaluation."""
+"""Builds the objects of a run from the config, for training and for evaluation."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -27,25 +27,25 @@ from common.model.strategy import check_names
 from common.optim.precision import build_precision
 from common.run.paths import PROJECT, data_dir
 from common.settings import RunConfig
-from common.task import Parts, Task
+from common.task import Built, Task
 
 
-def build_parts(
+def build_run(
     config: RunConfig,
     rank: Rank,
     seed: int,
     *,
     first_weights: bool = True,
-) -> Parts:
+) -> Built:
     """Build everything that the config names. The seed determines the initial weights, which are the same on all ranks.
 
     Without `first_weights`, a checkpoint will replace them, and the file of `init_from` is not needed.
 
-    Raises `UserError` if a part cannot be built, or if the classes of the datasets differ.
+    Raises `UserError` if an object cannot be built, or if the classes of the datasets differ.
     """
     stream = build_stream(config, rank, seed)
     task = build_task(config, seed, rank, first_weights=first_weights)
-    parts = Parts(
+    built = Built(
         task=task,
         precision=build_precision(config.precision, rank.device),
         stream=stream,
@@ -53,12 +53,12 @@ def build_parts(
         evaluation=build_evaluation(config, "eval", rank, seed),
     )
     datasets = {"train": stream.dataset}
-    for loader in (*parts.val, *parts.evaluation):
+    for loader in (*built.val, *built.evaluation):
         datasets[label(loader.split, loader.name)] = loader.dataset
-    for name, other in parts.deciding_data().items():
+    for name, other in built.deciding_data().items():
         datasets[name] = other.dataset
-    parts.task.classes = check_classes(config.model, datasets)
-    return parts
+    built.task.classes = check_classes(config.model, datasets)
+    return built
 
 
 def build_task(

@@ -1,4 +1,4 @@
-"""The interface to your code: a `Task`, and the built `Parts` of a run."""
+"""The interface to your code: a `Task`, and what is `Built` for a run."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterable, Sequence
@@ -21,7 +21,7 @@ from common.optim.groups import Group
 from common.optim.precision import Precision
 from common.progress import TaskPosition
 
-__all__ = ["Group", "Parts", "Picture", "Task", "TaskPosition", "fixed"]
+__all__ = ["Built", "Group", "Picture", "Task", "TaskPosition", "fixed"]
 
 
 class Task(ModelHolder, ABC):
@@ -43,8 +43,10 @@ class Task(ModelHolder, ABC):
         own_buffers: names or patterns of the buffers of which each process has its own; see docs/task.md. Models and
             losses may have this attribute too.
         unit: what `count` counts, such as "tokens"; the log says how many of them in a second.
+        at: the optimizer steps and epochs done so far, set by the trainer.
     """
 
+    at = TaskPosition()
     classes: Sequence[str] = ()
     own_buffers: ClassVar[Sequence[str]] = ()
     unit: ClassVar[str] = "items"
@@ -55,15 +57,6 @@ class Task(ModelHolder, ABC):
         self.model = model
         self.loss = loss
         self.metric = metric
-
-    @property
-    def at(self) -> TaskPosition:
-        """The optimizer steps and epochs done so far. Kept in `loss`, since losses may depend on them too."""
-        return self.loss.at
-
-    @at.setter
-    def at(self, at: TaskPosition) -> None:
-        object.__setattr__(self.loss, "at", at)
 
     @abstractmethod
     def output(self, batch: Any) -> Any:
@@ -153,7 +146,7 @@ class Task(ModelHolder, ABC):
 
 
 @dataclass(frozen=True)
-class Parts:
+class Built:
     """The objects of a training run. A split without data has no loaders.
 
     Attributes:

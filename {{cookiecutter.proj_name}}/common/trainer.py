@@ -36,7 +36,7 @@ from common.run_context import RunContext
 from common.settings import RunConfig
 from common.stage import WholeRun, build_stage
 from common.step import OptimizerStep, step_class
-from common.task import Parts, Task, TaskPosition
+from common.task import Built, Task, TaskPosition
 
 
 class Trainer:
@@ -69,7 +69,7 @@ class Trainer:
     state: RunState
     saver: Saver
 
-    def __init__(self, config: RunConfig, parts: Parts, run: RunContext) -> None:
+    def __init__(self, config: RunConfig, built: Built, run: RunContext) -> None:
         self.config = config
         self.run = run
         self.rank = run.rank
@@ -78,11 +78,11 @@ class Trainer:
         self.stop_signals = StopSignals(self.rank)
         stop_waiting_at(lambda: self.stop_signals.signal)
 
-        self.parts = parts
-        self.task = parts.task
-        self.stream = parts.stream
-        self.val = parts.val
-        self.evaluation = parts.evaluation
+        self.built = built
+        self.task = built.task
+        self.stream = built.stream
+        self.val = built.val
+        self.evaluation = built.evaluation
 
         steps_per_epoch = self.stream.steps_per_epoch
         self.total_steps = total_steps(config.progress, steps_per_epoch)
@@ -94,7 +94,7 @@ class Trainer:
         self.stage = build_stage(config, self.total_steps, steps_per_epoch)
 
         settings = self.stage.config.prepare
-        self.strategy = prepare(self.task, settings, config.dist, parts.precision, self.rank)
+        self.strategy = prepare(self.task, settings, config.dist, built.precision, self.rank)
         precision = self.strategy.precision
         lockstep = self.strategy.lockstep_forward
         gallery = build_gallery(config)
@@ -107,7 +107,7 @@ class Trainer:
         self.scaled = ScaledSteps(precision, self.saver)
         self.read: dict[str, Reading] = {}  # what was read of the data before the run, on rank 0
         if self.rank.is_main:
-            self.read = read_data(parts.deciding_data())
+            self.read = read_data(built.deciding_data())
         records = {name: reading.record() for name, reading in self.read.items()}
         # `begin_stage` adds optimizer, schedule and the seat `guard`, which a stage replaces.
         saved: dict[str, Stateful] = {
@@ -142,7 +142,7 @@ class Trainer:
         """Set the position of the run, also in the task."""
         self.progress.at = at
         position = TaskPosition(at.step, at.epoch, self.total_steps, self.stream.steps_per_epoch)
-        object.__setattr__(self.task.loss, "at", position)  # as `Task.at`; nn.Module's own takes 2 us, in each step
+        object.__setattr__(self.task, "at", position)  # nn.Module's own way to set it takes 2 us, in each step
 
     def change_stage(self) -> None:
         """Begin another stage."""
@@ -203,7 +203,10 @@ class Trainer:
                     self.monitor.batch_ready()
                     before = self.progress.at
                     after = step.global_batch.after
-                    self.begin_step(step, before)
+                    self.step = step
+                    if self.stage.changes:
+                        self.stage.enter_if_due(self)
+                    self.schedule.step(before.step - self.stage.start)  # sets the learning rates
                     taken = self.optimizer_step(step, before)  # forward, backward, optimizer: common/step.py
                     if taken and self.average.is_active:
                         self.average.update(self.task, before)
@@ -231,13 +234,6 @@ class Trainer:
                 if self.rank.is_single_process and self.stop_signals.signal:  # it came while a batch was waited for
                     self.progress.stop(signal=self.stop_signals.signal)
             return self.finish()
-
-    def begin_step(self, step: Step, before: Position) -> None:
-        """Enter the next stage if it is due, and set the learning rates."""
-        self.step = step
-        if self.stage.changes:
-            self.stage.enter_if_due(self)
-        self.schedule.step(before.step - self.stage.start)
 
     def log(self, step: Step) -> None:
         """Write a log line and its scalars. Only logged steps wait for the device."""
@@ -349,7 +345,7 @@ class Trainer:
         if self.scaled.total:
             logger.info("fp16: {} steps were skipped, since their gradients were not finite", self.scaled.total)
         self.saver.finish(lambda: self.progress.signal or self.stop_signals.signal)
-        for data in self.parts.data:
+        for data in self.built.data:
             data.close()
         reason = self.progress.stop_reason
         if self.progress.signal:

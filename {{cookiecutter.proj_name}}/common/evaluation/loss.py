@@ -16,7 +16,6 @@ from common.config.arguments import check_arguments
 from common.config.registry import LOSS_REGISTRY
 from common.distributed import Rank, gather_objects
 from common.monitor.meter import to_floats
-from common.progress import TaskPosition
 
 # Keys of a loss section that are read here; all others are arguments of the loss.
 _OWN = ("weight", "inputs")
@@ -118,7 +117,6 @@ class LossFactory(nn.Module):
 
     def __init__(self, sections: Mapping[str, Any] | None) -> None:
         super().__init__()
-        self.at = TaskPosition()  # set by the trainer
         self.terms: list[Term] = []
         self._weights: dict[str, float] = {}
         sections = sections or {}
