@@ -42,8 +42,8 @@ from common.task import Built, Task, TaskPosition
 class Trainer:
     """Trains one task. `progress` holds position and counters, `state` everything else that a checkpoint holds."""
 
-    # Seats: a part, which is a folder parts/NAME that may be deleted, may fill each with an object of its own. Without
-    # the part, an object of this type is there, which does nothing more.
+    # Seats: a part, a folder parts/NAME, may fill each with an object of its own; without it, an object of this type is
+    # there, which does nothing more. To delete a part: rm -r parts/NAME tests/parts/NAME docs/parts/NAME.md.
     stage: WholeRun  # the settings in force: common/stage.py
     average: Average  # the weights that are evaluated: common/optim/average.py
 
@@ -65,7 +65,7 @@ class Trainer:
 
     # Where the run is, and what is saved.
     progress: TrainState
-    step: Step | None  # the latest
+    latest_step: Step | None  # its data
     state: RunState
     saver: Saver
 
@@ -88,7 +88,7 @@ class Trainer:
         self.total_steps = total_steps(config.progress, steps_per_epoch)
         self.triggers = Triggers(config.progress, self.stream.samples_per_step, steps_per_epoch)
         self.progress = TrainState(Position(epoch_size=self.stream.epoch_size))
-        self.step = None
+        self.latest_step = None
         self.classes = None
         self.best = BestTracker(config.best, config.early_stop, config.best_mode)
         self.stage = build_stage(config, self.total_steps, steps_per_epoch)
@@ -188,7 +188,7 @@ class Trainer:
             self.stop_signals.listening(),
             self.monitor.training(self.at, self.total_steps, self.config.progress.epoch),
             self.saver,
-            error_context(lambda: whereabouts(self.stream, self.step, self.at)),
+            error_context(lambda: whereabouts(self.stream, self.latest_step, self.at)),
         ):
             check_extra_state(self.task)
             best_is_a_loss = self.config.best.metric.rpartition(".")[2] == "loss"
@@ -203,7 +203,7 @@ class Trainer:
                     self.monitor.batch_ready()
                     before = self.progress.at
                     after = step.global_batch.after
-                    self.step = step
+                    self.latest_step = step
                     if self.stage.changes:
                         self.stage.enter_if_due(self)
                     self.schedule.step(before.step - self.stage.start)  # sets the learning rates

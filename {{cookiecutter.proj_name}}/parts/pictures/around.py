@@ -49,10 +49,10 @@ class Draw:
 def draw_training(trainer: Trainer, gallery: Gallery) -> None:
     """Draw samples of the last batch on the main process; where a forward pass needs all processes, on all of them."""
     evaluator = trainer.evaluator
-    if trainer.step is None or not (trainer.rank.is_main or trainer.strategy.lockstep_forward):
+    if trainer.latest_step is None or not (trainer.rank.is_main or trainer.strategy.lockstep_forward):
         return
     with evaluator.evaluating(), error_context(lambda: "in drawing pictures of training data"):
-        batch, output, _ = evaluator.measure(trainer.step.batches[-1])
+        batch, output, _ = evaluator.measure(trainer.latest_step.batches[-1])
         selection = gallery.begin(trainer.task, Rank())
         selection.add(trainer.task.post_process(output, batch), batch)
         gallery.write(trainer, "train", selection.finish())

@@ -57,7 +57,7 @@ class Speed:
 
         Weights, gradients, buffers and random generators stay as they were.
         """
-        task, step, data = self.trainer.task, self.trainer.optimizer_step, self.trainer.step
+        task, step, data = self.trainer.task, self.trainer.optimizer_step, self.trainer.latest_step
         assert data is not None
         batch = deepcopy(data.batches[0])
         forward = partial(task, task.update)  # past DDP, through FSDP
