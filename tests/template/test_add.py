@@ -114,10 +114,11 @@ def test_what_is_refused(template: Path, tmp_path: Path) -> None:
     add(project, "runs")
     commit(project, "runs")
     assert "runs is here already: a table of all runs" in add(project, "runs", code=2)
+    history = (project / ".git").rename(tmp_path / "history")
+    assert "this folder is not in git" in add(project, "sweep", code=2)
+    history.rename(project / ".git")
     elsewhere.rename(tmp_path / "gone")
     gone = add(project, "sweep", code=2)
     assert f"the template cannot be reached at file://{elsewhere}:" in gone
     assert "write its address into .copier-answers.yml" in gone
     assert not call(project, "git", "status", "--porcelain")
-    shutil.rmtree(project / ".git")
-    assert "this folder is not in git" in add(project, "sweep", code=2)
