@@ -290,7 +290,7 @@ def test_more_devices_than_processes(monkeypatch: pytest.MonkeyPatch, error_of: 
 def test_resume_without_checkpoints(error_of: ErrorOf, tmp_path: Path) -> None:
     """A folder with nothing in it, and a file that is not there."""
     (tmp_path / "empty").mkdir()
-    assert f"there is no checkpoint in {tmp_path / 'empty'}" in error_of("--resume", str(tmp_path / "empty"))
+    assert f"there is no checkpoint {tmp_path / 'empty'}" in error_of("--resume", str(tmp_path / "empty"))
     assert "there is no checkpoint" in error_of("--resume", str(tmp_path / "none.pt"))
 
 

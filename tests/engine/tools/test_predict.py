@@ -56,7 +56,7 @@ def test_what_cannot_be_predicted(run: Path, tmp_path: Path) -> None:
     image = picture(tmp_path / "a.png", 0)
     with pytest.raises(UserError, match=r"no file or folder .*nothing"):
         Predictor(run)([image, tmp_path / "nothing"])
-    with pytest.raises(UserError, match=r"there is no checkpoint in"):
+    with pytest.raises(UserError, match=r"there is no checkpoint"):
         Predictor(tmp_path)
     with pytest.raises(UserError, match=r"model\.widht = 3"):
         Predictor(run, "--model.widht", "3")

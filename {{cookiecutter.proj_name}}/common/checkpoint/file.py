@@ -5,10 +5,9 @@ import os
 import pickle
 import re
 import shutil
-import stat
 import zipfile
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ from torch import Tensor
 from common.base.errors import UserError
 from common.base.files import atomic_file
 from common.base.nested import map_leaves
+from common.config.problem import join_names
 
 FORMAT = 1  # of the layout: raise it when the code so far would misread a new file
 State = Mapping[str, Any]  # of tensors, numbers, text, and lists, tuples and dicts of these
@@ -40,7 +40,10 @@ def write_checkpoint(state: State, *paths: Path, previous: Path | None = None) -
         OSError: the disk is full, the folder is read-only, ...; nothing half-written is left behind.
     """
     safe = map_leaves(state, plain)
-    with _kept_as(paths[0], previous), atomic_file(paths[0]) as file:
+    kept: AbstractContextManager[None] = nullcontext()
+    if previous is not None and paths[0].is_file():
+        kept = _linked(paths[0], previous)
+    with kept, atomic_file(paths[0]) as file:
         try:
             torch.save(safe, file)
         except RuntimeError as error:
@@ -55,18 +58,26 @@ def write_checkpoint(state: State, *paths: Path, previous: Path | None = None) -
 
 
 @contextmanager
-def _kept_as(path: Path, kept: Path | None) -> Iterator[None]:
-    """Keep what `path` holds as `kept`, once the block has replaced it."""
-    if kept is None or not path.is_file():
-        yield
-        return
-    beside = _beside(kept)
+def _linked(source: Path, path: Path) -> Iterator[None]:
+    """Link what is `source` before the block as `path`, atomically, after it; an existing file is replaced."""
+    beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    beside.unlink(missing_ok=True)
     try:
-        _link_or_copy(path, beside)
+        try:
+            os.link(source, beside)
+        except OSError:  # a file system without hard links
+            shutil.copyfile(source, beside)
         yield
-        beside.replace(kept)
+        beside.replace(path)
     finally:
+        # Left over after a failure, or if `path` was the same file already, since a rename then does nothing.
         beside.unlink(missing_ok=True)
+
+
+def link_file(source: Path, path: Path) -> None:
+    """Link `source` as `path`, atomically; an existing file is replaced."""
+    with _linked(source, path):
+        pass
 
 
 def plain(value: Any, path: tuple[Any, ...]) -> Any:
@@ -85,29 +96,6 @@ def plain(value: Any, path: tuple[Any, ...]) -> Any:
     )
 
 
-def link_file(source: Path, path: Path) -> None:
-    """Link `source` as `path`, atomically; an existing file is replaced."""
-    beside = _beside(path)
-    try:
-        _link_or_copy(source, beside)
-        beside.replace(path)
-    finally:
-        # Left over after a failure, or if `path` was the same file already, since a rename then does nothing.
-        beside.unlink(missing_ok=True)
-
-
-def _beside(path: Path) -> Path:
-    return path.with_name(f".{path.name}.{os.getpid()}.tmp")
-
-
-def _link_or_copy(source: Path, path: Path) -> None:
-    path.unlink(missing_ok=True)
-    try:
-        os.link(source, path)
-    except OSError:  # a file system without hard links
-        shutil.copyfile(source, path)
-
-
 def read_checkpoint(path: Path) -> dict[str, Any]:
     """Read a checkpoint; its checksums are verified, and no code in it is executed.
 
@@ -116,31 +104,31 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
         UserError: it has another format; or the system cannot read it.
     """
     state = load_archive(path)
-    if not is_checkpoint(state):
+    if not is_checkpoint(state, path):
         raise CheckpointError(
             f"{path} is not a checkpoint of this project; if it holds only weights, start a run from them: "
             f"--init_from.path {path}"
         )
-    check_format(state, path)
     return dict(state)
 
 
-def check_format(state: State, path: Path) -> None:
-    """Raise `UserError` for another format. The file is not damaged, so nothing falls back to an older one."""
+def is_checkpoint(state: Any, path: Path) -> bool:
+    """Return whether what was loaded from `path` is a checkpoint, not weights alone.
+
+    Raises `UserError` for another format. The file is not damaged, so nothing falls back to an older one.
+    """
+    if not isinstance(state, dict) or not {"model", "format"} <= state.keys():
+        return False
     if state["format"] != FORMAT:
         raise UserError(
             f"{path} has format {state['format']}, and this version of the project reads format {FORMAT}; use the code "
             "that wrote it (run.json names its commit)"
         )
+    return True
 
 
-def is_checkpoint(state: Any) -> bool:
-    """Return whether a loaded object is a checkpoint, not weights alone."""
-    return isinstance(state, dict) and "model" in state and "format" in state
-
-
-def load_archive(path: Path) -> Any:
-    """Load the object that torch saved to `path`, its checksums verified.
+def load_archive(path: Path, *, verify: bool = True) -> Any:
+    """Load the object that torch saved to `path`; with `verify`, its checksums are verified.
 
     The tensors are mapped from the file, not read: processes on one machine share that memory, and each reads the parts
     it needs. The file must not be changed in place while they are used; replacing it is safe.
@@ -149,19 +137,16 @@ def load_archive(path: Path) -> Any:
         CheckpointError: the file is missing or damaged, or loading it would execute code.
         UserError: the system cannot read it: nothing is known about its bytes.
     """
-    if not _is_there(path):
-        text = f"there is no checkpoint {path}"
-        if path.is_dir():
-            text = f"there is no checkpoint in {path}"
-        beside = sorted(file.name for file in path.parent.glob("*.pt"))
-        if beside:
-            text += f"; its folder has: {', '.join(beside)}"
-        raise CheckpointError(text)
+    damaged = None
     try:
         with zipfile.ZipFile(path) as archive:
-            damaged = archive.testzip()  # torch writes a checksum of every tensor and never verifies it
+            if verify:
+                damaged = archive.testzip()  # torch writes a checksum of every tensor and never verifies it
         if damaged is None:
             return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
+        others = join_names(sorted(file.name for file in path.parent.glob("*.pt")))
+        raise CheckpointError(f"there is no checkpoint {path}; its folder has: {others or 'none'}") from error
     except Exception as error:
         refused = _read_error(error)
         if refused:
@@ -171,15 +156,6 @@ def load_archive(path: Path) -> Any:
             reason = "it holds Python objects, whose loading could run code; save torch.save(model.state_dict(), path)"
         raise CheckpointError(f"{path} cannot be loaded: {reason}") from error
     raise CheckpointError(f"{path} is damaged: the checksum of {damaged} is wrong")
-
-
-def _is_there(path: Path) -> bool:
-    try:
-        return stat.S_ISREG(path.stat().st_mode)
-    except (FileNotFoundError, NotADirectoryError):
-        return False
-    except OSError as error:
-        raise unreadable(path, str(error.strerror)) from error
 
 
 def _read_error(error: BaseException | None) -> str:
@@ -206,13 +182,7 @@ def step_of(path: Path) -> int:
 
     Raises `UserError` if the system cannot read it.
     """
-    if not _is_there(path):
-        return -1
     try:
-        state = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-        return int(state["position"]["step"])
-    except Exception as error:  # damaged in any way; `load_archive` says how
-        refused = _read_error(error)
-        if refused:
-            raise unreadable(path, refused) from error
+        return int(load_archive(path, verify=False)["position"]["step"])
+    except (CheckpointError, LookupError, TypeError):
         return -1

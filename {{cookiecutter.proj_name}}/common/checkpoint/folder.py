@@ -2,10 +2,8 @@
 
 import os
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from loguru import logger
 
@@ -21,16 +19,14 @@ from common.checkpoint.file import (
 )
 from common.distributed import Rank, from_main
 
-_NUMBERED = re.compile(r"step_(\d+)\.pt")
+_NUMBERED = re.compile(r"step_\d+\.pt")
 
 
-@dataclass(frozen=True)
-class LoadedCheckpoint:
-    """A checkpoint that a run starts from: its file, its state, and the newer files whose bytes are wrong."""
+class LoadedCheckpoint(NamedTuple):
+    """A checkpoint that a run starts from."""
 
     path: Path
     state: dict[str, Any]
-    damaged: tuple[Path, ...] = ()
 
     @property
     def step(self) -> int:
@@ -71,25 +67,15 @@ class CheckpointFolder:
             return "what this run has saved was moved or deleted"
         return "there is no checkpoint yet"
 
-    def numbered_files(self) -> list[tuple[int, Path]]:
-        """Step and file of each `step_*.pt`, oldest first; by number, since dates and text order are unreliable."""
-        found = []
-        for name in self._names():
-            match = _NUMBERED.fullmatch(name)
-            if match:
-                found.append((int(match[1]), self.folder / name))
-        return sorted(found)
-
-    def _names(self) -> list[str]:
+    def files(self) -> list[Path]:
+        """Return the files that exist, `latest.pt` first and the newest numbered one last."""
         try:
-            return os.listdir(self.folder)  # unlike glob, it fails if the folder cannot be read
+            names = os.listdir(self.folder)  # unlike glob, it fails if the folder cannot be read
         except (FileNotFoundError, NotADirectoryError):
             return []
-
-    def older(self) -> list[Path]:
-        """Return the paths beside `latest.pt`, whether there are such files or not."""
-        numbered = [path for _, path in self.numbered_files()]
-        return [self.previous, self.best, *numbered]
+        found = [path for path in (self.latest, self.previous, self.best) if path.name in names]
+        numbered = [self.folder / name for name in names if _NUMBERED.fullmatch(name)]
+        return found + sorted(numbered, key=_number)
 
     def save(self, state: State, *, step: int | None = None, best: bool = False) -> list[Path]:
         """Write `latest.pt`, and the same file as `step_<step>.pt` and / or `best.pt`. Then delete old files."""
@@ -101,7 +87,8 @@ class CheckpointFolder:
         write_checkpoint(state, *paths, previous=self.previous)
         self.has_saved = True
         if step is not None and self.keep:
-            for _, path in self.numbered_files()[: -self.keep]:
+            numbered = [path for path in self.files() if _NUMBERED.fullmatch(path.name)]
+            for path in numbered[: -self.keep]:
                 path.unlink(missing_ok=True)
         return paths
 
@@ -109,30 +96,21 @@ class CheckpointFolder:
         """Make `checkpoint`, of this run, the latest; later ones are renamed to `abandoned_...`, and never deleted.
 
         Otherwise the later files would count as the newest: a run killed before its next save would resume from them.
-        Damaged ones are renamed to `damaged_...`. Raises `UserError` if one of the files cannot be read.
+        A damaged `latest.pt` is renamed too. Raises `UserError` if one of the files cannot be read.
         """
-        is_latest = self.latest.is_file() and self.latest.samefile(checkpoint.path)
-        others = self.older()
-        if not is_latest:
-            others.append(self.latest)
-        for path in others:  # what is newer than the file being resumed is renamed; then that file is latest.pt
+        for path in self.files():
             step = step_of(path)
-            is_replaced = path == self.latest and path.exists()
-            if path in checkpoint.damaged or (is_replaced and step < 0):
-                self._set_aside(path, "damaged", "is damaged")
-            elif is_replaced or step > checkpoint.step:
-                self._set_aside(path, "abandoned", f"(step {step}) is not the checkpoint being resumed")
-        if is_latest:
+            is_replaced = path == self.latest or step > checkpoint.step
+            if is_replaced and not path.samefile(checkpoint.path):
+                kept = unused_path(path.with_name(f"abandoned_{path.stem}"), path.suffix)
+                logger.warning("{} (step {}) is not the checkpoint being resumed; renamed to {}", path, step, kept.name)
+                path.replace(kept)
+        if self.latest.exists():
             return
         if self.previous.is_file() and self.previous.samefile(checkpoint.path):
             self.previous.replace(self.latest)  # a link would make both the same file
         else:
             link_file(checkpoint.path, self.latest)
-
-    def _set_aside(self, path: Path, why: str, said: str) -> None:
-        kept = unused_path(path.with_name(f"{why}_{path.stem}"), path.suffix)
-        logger.warning("{} {}; renamed to {}", path, said, kept.name)
-        path.replace(kept)
 
     def clean(self) -> None:
         """Remove the unfinished files of a killed process. Only for the process that holds the run's lock."""
@@ -149,34 +127,30 @@ class CheckpointFolder:
             CheckpointError: there are files, and all are damaged.
             UserError: the system cannot read a file or the folder: whether an older one should be used is unknown.
         """
-        damaged = list[Path]()
         try:
-            for path in self._newest_first():
-                try:
-                    checkpoint = LoadedCheckpoint(path, read_checkpoint(path), tuple(damaged))
-                except CheckpointError as error:
-                    logger.warning("{}; trying the one before it", error)
-                    damaged.append(path)
-                    continue
-                if path != self.latest:
-                    logger.warning("using {}, step {}", path, checkpoint.step)
-                return checkpoint
+            paths = self.files()
         except OSError as error:
             raise unreadable(self.folder, str(error.strerror)) from error
-        if damaged:
+        paths.sort(key=lambda path: (path == self.latest, step_of(path)), reverse=True)
+        for path in paths:
+            try:
+                checkpoint = LoadedCheckpoint(path, read_checkpoint(path))
+            except CheckpointError as error:
+                logger.warning("{}; trying the one before it", error)
+                continue
+            if path != self.latest:
+                logger.warning("using {}, step {}", path, checkpoint.step)
+            return checkpoint
+        if paths:
             raise CheckpointError(
                 f"none of the checkpoints in {self.folder} can be loaded; to start again give the run another --name, "
                 "or omit --resume; the existing folder will be renamed"
             )
         return None
 
-    def _newest_first(self) -> Iterator[Path]:
-        """Yield the files, `latest.pt` first. The others are only looked at if it is damaged or missing."""
-        names = self._names()
-        if self.latest.name in names:
-            yield self.latest
-        others = [path for path in self.older() if path.name in names]
-        yield from sorted(others, key=step_of, reverse=True)
+
+def _number(path: Path) -> int:
+    return int(path.stem.removeprefix("step_"))
 
 
 def best_in(path: Path) -> Path:
@@ -204,12 +178,9 @@ def find_checkpoint(resume: str | None, own_folder: Path, rank: Rank) -> LoadedC
     if resume is None:
         return None
     checkpoint = None
-    path = None
     if rank.is_main:
         checkpoint = _find(resume, own_folder)
-        if checkpoint is not None:
-            path = checkpoint.path
-    path = from_main(path, rank)  # every process
+    path = from_main(getattr(checkpoint, "path", None), rank)  # every process
     if checkpoint is None and path is not None:
         checkpoint = LoadedCheckpoint(path, read_checkpoint(path))
     return checkpoint

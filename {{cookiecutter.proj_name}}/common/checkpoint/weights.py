@@ -18,7 +18,7 @@ from common.base.errors import UserError
 from common.base.files import without_tilde
 from common.base.nested import flat
 from common.base.parts import AVERAGE
-from common.checkpoint.file import CheckpointError, State, check_format, is_checkpoint, load_archive
+from common.checkpoint.file import CheckpointError, State, is_checkpoint, load_archive
 from common.checkpoint.layout import EXTRA
 from common.config import section
 from common.config.problem import join_names
@@ -123,8 +123,7 @@ def _download(address: str, rank: Rank) -> Path:
 
 def _read_weights(path: Path) -> dict[str, Any]:
     state = load_archive(path)
-    if is_checkpoint(state):
-        check_format(state, path)
+    if is_checkpoint(state, path):
         return averaged_state_dict(state["model"], state)
     if not isinstance(state, dict):
         raise CheckpointError(f"init_from: {path} has no weights (a dict of names and tensors)")

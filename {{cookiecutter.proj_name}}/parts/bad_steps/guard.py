@@ -161,14 +161,11 @@ class Guard:
     def _checkpoint_at(self, step: int) -> Path:
         """Return the checkpoint of a step; if there is none any more, the newest."""
         folder = self.saver.folder
-        paths = [folder.latest, *folder.older()]
-        if folder.source is not None:
-            paths.append(folder.source)
-        there = [path for path in paths if path.is_file()]
-        for path in there:
+        paths = [*folder.files(), folder.source or folder.latest]
+        for path in paths:
             if step_of(path) == step:
                 return path
-        return (there or paths)[0]
+        return paths[0]
 
     def state_dict(self) -> dict[str, Any]:
         """Return what determines how later steps are judged."""

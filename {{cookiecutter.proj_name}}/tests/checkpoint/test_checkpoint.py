@@ -46,7 +46,7 @@ def test_a_damaged_newest_falls_back(runs: Runs, how: str) -> None:
     log = (folder / "train.log").read_text()
     assert "latest.pt" in log and "trying the one before it" in log and "previous.pt, step 3" in log
     assert same(uncut["model"], load(folder)["model"])
-    assert (folder / "checkpoints" / "damaged_latest.pt").is_file()
+    assert (folder / "checkpoints" / "abandoned_latest.pt").is_file()
 
 
 @pytest.mark.parametrize("error", [OSError(errno.EIO, "Input/output error"), MemoryError("out of memory")])
@@ -85,7 +85,7 @@ def test_the_one_before_is_another_file(tmp_path: Path) -> None:
     assert found and found.path == folder.previous
     folder.rewind_to(found)
     names = {path.name: path.stat().st_nlink for path in tmp_path.iterdir()}
-    assert names == {"latest.pt": 1, "damaged_latest.pt": 1, "damaged_best.pt": 1}
+    assert names == {"latest.pt": 1, "abandoned_latest.pt": 1, "abandoned_best.pt": 1}
 
 
 def test_what_is_kept(tmp_path: Path) -> None:
