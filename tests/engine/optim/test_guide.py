@@ -1,4 +1,4 @@
-"""docs/optim.md does what it says."""
+"""docs/optim.md and docs/parts/optimizers.md do what they say."""
 
 import re
 from pathlib import Path
@@ -11,11 +11,11 @@ from torch import Tensor, nn
 from common.config import resolve
 from common.optim import OptimConfig
 from tests.conftest import CONFIG, PROJECT, Runs, load
-from tests.optim.test_optim import MATRICES
+from tests.parts.optimizers.test_optimizers import MATRICES
 from tests.small import Plain
 from custom.config import Config
 
-GUIDE = (PROJECT / "docs" / "optim.md").read_text(encoding="utf-8")
+GUIDE = "".join((PROJECT / "docs" / page).read_text() for page in ("optim.md", "parts/optimizers.md"))
 
 
 def blocks(language: str) -> list[str]:
@@ -61,7 +61,7 @@ def test_a_part_in_32_bits(runs: Runs, mode: str, own: str, expected: str) -> No
 
 
 def test_the_preset_of_muon_is_the_one_that_is_tried() -> None:
-    """Trained, cut and resumed in tests/optim."""
+    """Trained, cut and resumed in tests/parts/optimizers."""
     assert f"groups: {MATRICES}\n" in GUIDE
 
 

@@ -20,7 +20,8 @@ from common.optim.groups import Group
 from engine.conftest import AVERAGED
 from parts.stages.stages import take_over
 from tests.conftest import ENVIRONMENT, PROJECT, Runs, load, metrics, run, same
-from tests.optim.test_optim import MATRICES, TORCH_OPTIMIZERS, Root, loss_of, mlp, train
+from tests.optim.test_optim import TORCH_OPTIMIZERS, Root, loss_of, mlp, train
+from tests.parts.optimizers.test_optimizers import MATRICES
 from tests.ranks import several
 from tests.resume import same_after_cut, words
 from custom.tasks.classification_task import ClassificationTask

@@ -1,4 +1,4 @@
-"""Muon with AdamW, by the two lines of docs/optim.md: a convolutional net and a GPT learn, and resume to the bit."""
+"""Muon with AdamW, by docs/parts/optimizers.md: a convolutional net and a GPT learn, and resume to the bit."""
 
 import os
 import re
@@ -13,7 +13,8 @@ from tests.resume import differing, final
 from tests.small import Killed
 
 # The config of the page, on the page's base and on another.
-[PRESET] = re.findall(r"```yaml\n# configs/muon.yaml\n(.*?)```", (PROJECT / "docs" / "optim.md").read_text(), re.DOTALL)
+PAGE = (PROJECT / "docs/parts/optimizers.md").read_text()
+[PRESET] = re.findall(r"```yaml\n# configs/muon.yaml\n(.*?)```", PAGE, re.DOTALL)
 TEXT = "type: examples.language_model.data.Text, context: 16, length: 8000"
 SAMPLES = {
     "convolutional": ("configs/default.yaml", ["--model.width", "8", "--debug.max_samples", "640"]),

@@ -4,6 +4,7 @@ A part fills a seat of the training loop, and its `config.py` adds keys to secti
 rm -r parts/NAME tests/parts/NAME docs/parts/NAME.md.
 """
 
+import re
 from collections.abc import Iterator, Mapping
 from importlib import import_module
 from types import ModuleType
@@ -24,6 +25,9 @@ KEYS = {
     "dist.strategy": "fsdp",
     "optim.bad_steps": "bad_steps",
     f"optim.{AVERAGE}": AVERAGE,
+    "optim.groups.args": "optimizers",
+    "optim.groups.ndim": "optimizers",
+    "optim.groups.optim_type": "optimizers",
     "pictures": "pictures",
     "prepare.fsdp": "fsdp",
     "profile": "profile",
@@ -55,6 +59,7 @@ def required(name: str, module: str, asks: str) -> ModuleType:
 
 def part_of(key: str) -> str | None:
     """Return the part that brings a dotted key of the configuration; None for a key of the core."""
+    key = re.sub(r"\[\d+\]", "", key)
     for own, name in KEYS.items():
         if key == own or key.startswith(f"{own}."):
             return name

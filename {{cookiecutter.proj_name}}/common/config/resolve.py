@@ -166,18 +166,22 @@ def is_record(file: Path) -> bool:
 def read_record(tree: Node, schema: type) -> tuple[Node, list[Problem]]:
     """Return a stored config without its unknown keys, completed with defaults; and these keys."""
     tree = complete(tree, schema)
-    unknown: list[Problem] = []
-    try:
-        check(schema, tree)
-    except ConfigError as error:
-        unknown = [problem for problem in error.problems if problem.is_unknown]
-    gone = [problem.key for problem in unknown]
-    for key, node in list(by_key(tree)):
-        if isinstance(node.value, dict):
-            for name in list(node.value):
-                if join(key, name) in gone:
-                    del node.value[name]
-    return tree, unknown
+    dropped: list[Problem] = []
+    while True:  # of a list, a check names the first key only
+        unknown: list[Problem] = []
+        try:
+            check(schema, tree)
+        except ConfigError as error:
+            unknown = [problem for problem in error.problems if problem.is_unknown]
+        if not unknown or unknown[0] in dropped:
+            return tree, dropped
+        dropped += unknown
+        gone = [problem.key for problem in unknown]
+        for key, node in list(by_key(tree)):
+            if isinstance(node.value, dict):
+                for name in list(node.value):
+                    if join(key, name) in gone:
+                        del node.value[name]
 
 
 def warnings_about(dropped: Sequence[Problem]) -> list[str]:

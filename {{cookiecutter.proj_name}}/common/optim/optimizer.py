@@ -1,7 +1,6 @@
-"""Builds the optimizers of the config and of the task as one, and loads its saved state by the parameters' names."""
+"""Builds the optimizer of the config, and loads its saved state by the parameters' names."""
 
-from collections.abc import Iterable, Sequence
-from itertools import islice
+from collections.abc import Iterable, Mapping, Sequence
 from operator import methodcaller
 from typing import Any
 
@@ -11,6 +10,7 @@ from torch.optim import Optimizer
 
 from common.base.errors import UserError
 from common.base.nested import map_tensors
+from common.base.parts import required
 from common.config.arguments import fit_arguments, parameter_names
 from common.distributed.collectives import is_sharded
 from common.optim.groups import (
@@ -25,40 +25,10 @@ from common.optim.groups import (
 _ANEW = "start a new run from the weights with progress.start_epoch 0"
 
 
-class Several(Optimizer):
-    """Steps each of `parts`. They work on its `state` and its `param_groups`, so it is saved and scheduled as one."""
-
-    def __init__(self, parts: Sequence[Optimizer]) -> None:
-        self.parts = parts
-        groups = []
-        for part in parts:
-            groups += part.param_groups
-        super().__init__(groups, {})
-        for part in parts:
-            self.state.update(part.state)  # some have a state before their first step
-        self.__setstate__({})
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        """Give each part its share, also of what was loaded."""
-        super().__setstate__(state)
-        rest = iter(self.param_groups)
-        for part in self.parts:
-            groups = list(islice(rest, len(part.param_groups)))
-            part.__setstate__({"state": self.state, "param_groups": groups})
-
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]  # it returns no loss
-        """Step the parts that have gradients: an update of the task may train only some."""
-        assert closure is None
-        for part in self.parts:
-            if any(parameter.grad is not None for parameter in parameters_of(part)):
-                part.step()
-
-
 def parts_of(optimizer: Optimizer) -> Sequence[Optimizer]:
-    """Return the optimizers that `optimizer` consists of: often just itself."""
-    if isinstance(optimizer, Several):
-        return optimizer.parts
-    return [optimizer]
+    """Return the optimizers that `optimizer` consists of (parts/optimizers): usually just itself."""
+    found: Sequence[Optimizer] = getattr(optimizer, "parts", [optimizer])
+    return found
 
 
 def parameters_of(optimizer: Optimizer) -> list[nn.Parameter]:
@@ -78,54 +48,45 @@ def build_optimizer(
 
     Raises `UserError` when nothing is trainable, or when the optimizer cannot train these parameters.
     """
-    main = optimizer_class(config.optim_type)
-    groups_of: dict[Any, list[dict[str, Any]]] = {}  # by class and arguments
-    for group in parameter_groups(config, model, chosen):
-        cls = optimizer_class(group.pop("optim_type"))
-        if "weight_decay" not in parameter_names(cls):
-            del group["weight_decay"]
-        if cls is not main:
-            group["optim_type"] = f"{cls.__module__}.{cls.__qualname__}"  # saved: states of two classes do not fit
-        kind = cls, str(group["args"])
-        groups_of.setdefault(kind, []).append(group)
-    parts = []
-    for (cls, _), groups in groups_of.items():
-        parts.append(_build_part(cls, config, groups, model))
-    optimizer = parts[0]
-    if len(parts) > 1:
-        optimizer = Several(parts)
-        _watch_state(optimizer)
-    is_alone = len(parts) == 1 and not any(map(is_sharded, parameters_of(optimizer)))
-    if not is_alone and any(map(needs_closure, parts)):
-        rule = "needs the whole gradient in one place: use dist.strategy ddp, and no other optimizer for a group"
-        raise UserError(f"optim.optim_type {config.optim_type} {rule}")
-    if all(parameter.is_cpu for parameter in parameters_of(optimizer)):
-        for group in optimizer.param_groups:
-            if group.get("foreach", 0) is None and group.get("fused", 0) is None:
-                group["foreach"] = False  # what torch would choose anew in each step, for 20 us
+    groups = parameter_groups(config, model, chosen)
+    if any("args" in group for group in groups):
+        several = required("optimizers", "several", "a group with an optimizer of its own")
+        optimizer: Optimizer = several.build(config, model, groups)
+    else:
+        optimizer = build_one(optimizer_class(config.optim_type), config.args, config, groups, model)
+    if needs_closure(optimizer) and any(map(is_sharded, parameters_of(optimizer))):
+        raise UserError(f"optim.optim_type {config.optim_type} needs whole gradients: use dist.strategy ddp")
     if len(optimizer.param_groups) > 1:
         log_groups(optimizer.param_groups)
     return optimizer
 
 
-def _build_part(
+def build_one(
     cls: type[Optimizer],
+    args: Mapping[str, Any],
     config: OptimizerConfig,
     groups: list[dict[str, Any]],
     model: nn.Module,
 ) -> Optimizer:
-    """Build an optimizer of groups with the same `args`. Raises `UserError` if it refuses them or the parameters."""
-    args = [group.pop("args") for group in groups]
+    """Build an optimizer of `parameter_groups`. Raises `UserError` if it refuses `args` or the parameters."""
+    has_decay = "weight_decay" in parameter_names(cls)
     try:
-        arguments = fit_arguments(cls, args[0])
-        if "weight_decay" in parameter_names(cls):
-            # Always, so that 0 means 0: AdamW's own default would be 0.01.
+        arguments = fit_arguments(cls, args)
+        if has_decay:  # always given, so that 0 means 0: AdamW's own default would be 0.01
             arguments["weight_decay"] = config.weight_decay
+        else:
+            for group in groups:
+                del group["weight_decay"]
         optimizer = cls(groups, lr=config.lr, **arguments)  # type: ignore[call-arg]  # the signature was checked
     except Exception as error:
         hint = "optim.groups can give some parameters another optim_type"
         raise UserError(f"optim_type {cls.__name__} cannot train {type(model).__name__}: {error}; {hint}") from error
-    _watch_state(optimizer)
+    if all(parameter.is_cpu for parameter in parameters_of(optimizer)):
+        for group in optimizer.param_groups:
+            if group.get("foreach", 0) is None and group.get("fused", 0) is None:
+                group["foreach"] = False  # what torch would choose anew in each step, for 20 us
+    optimizer.register_load_state_dict_pre_hook(_fit_loaded_state)
+    optimizer.register_load_state_dict_post_hook(_take_loaded_state)
     return optimizer
 
 
@@ -136,11 +97,6 @@ def own_values(
     """Return what an optimizer itself keeps in a group: a count of steps, an estimate."""
     configured = {"name", "params", "param_names", "optim_type", *parameter_names(type(optimizer))}
     return {key: value for key, value in group.items() if key not in configured}
-
-
-def _watch_state(optimizer: Optimizer) -> None:
-    optimizer.register_load_state_dict_pre_hook(_fit_loaded_state)
-    optimizer.register_load_state_dict_post_hook(_take_loaded_state)
 
 
 def _fit_loaded_state(
@@ -156,42 +112,43 @@ def _fit_loaded_state(
         for name, number in zip(group["param_names"], group["params"], strict=True):
             saved[name] = state["state"].get(number, {}), group
     groups = optimizer.state_dict()["param_groups"]
-    names: list[str] = []
-    for group in groups:
-        names += group["param_names"]
-    _check_saved(saved, names)
+    check_saved(saved, groups)
     loaded: list[dict[str, Any]] = []
-    rest = iter(groups)
-    for part in parts_of(optimizer):
-        for group in islice(rest, len(part.param_groups)):
-            for name in group["param_names"]:
-                moments, before = saved[name]
-                _check_kind(name, before.get("optim_type"), group.get("optim_type"))
-                loaded.append(moments)
-            # The config's values win: weight decay, betas, the implementation. Others are the optimizer's own; the
-            # rate, which the schedule sets before each step, is that of the last one.
-            _, before = saved[group["param_names"][0]]
-            group |= own_values(part, before)
-            group["lr"] = before["lr"]
+    for group in groups:
+        for name in group["param_names"]:
+            moments, before = saved[name]
+            _check_kind(name, before.get("optim_type"), group.get("optim_type"))
+            loaded.append(moments)
+        # The config's values win: weight decay, betas, the implementation. Others are the optimizer's own; the rate,
+        # which the schedule sets before each step, is that of the last one.
+        _, before = saved[group["param_names"][0]]
+        group |= own_values(optimizer, before)
+        group["lr"] = before["lr"]
     optimizer.loaded = loaded  # type: ignore[attr-defined]  # for the hook that follows
     return {**state, "state": {}, "param_groups": groups}
 
 
-def _check_saved(saved: Iterable[str], trained: Iterable[str]) -> None:
-    """Raise `UserError` unless the saved state has just the trained parameters."""
-    other = sorted(set(saved) ^ set(trained))
+def check_saved(saved: Iterable[str], groups: Iterable[Mapping[str, Any]]) -> None:
+    """Raise `UserError` unless the saved state has just the trained parameters, which are in `groups`."""
+    trained: set[str] = set()
+    for group in groups:
+        trained.update(group["param_names"])
+    other = sorted(trained.symmetric_difference(saved))
     if not other:
         return
-    holds = f"does not hold {other[0]}"
-    if other[0] in saved:
-        holds = f"holds {other[0]}, which is not trained now"
+    holds = f"holds {other[0]}, which is not trained now"
+    if other[0] in trained:
+        holds = f"does not hold {other[0]}"
     raise UserError(f"the saved optimizer state {holds} ({len(other)} parameters differ); {_ANEW}")
 
 
 def _check_kind(name: str, before: str | None, now: str | None) -> None:
-    if before != now:
-        rule = f"{name} had {before or 'that of optim'}, and the state of one optimizer does not fit another"
-        raise UserError(f"optim.groups: another optim_type: {rule}; {_ANEW}")
+    if before == now:
+        return
+    if before is not None:
+        required("optimizers", "several", f"the checkpoint's {before} for {name}")
+    rule = f"{name} had {before or 'that of optim'}, and the state of one optimizer does not fit another"
+    raise UserError(f"optim.groups: another optim_type: {rule}; {_ANEW}")
 
 
 def _take_loaded_state(optimizer: Optimizer) -> None:

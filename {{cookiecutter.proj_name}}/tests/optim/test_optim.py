@@ -13,8 +13,6 @@ from common.base.errors import UserError
 from common.config import resolve, section
 from common.optim import Clip, OptimConfig, build_optimizer, needs_closure
 from common.optim.precision import Precision, PrecisionConfig, build_precision
-from tests.conftest import Runs, load
-from tests.resume import same_after_cut
 
 CPU = torch.device("cpu")
 TORCH_OPTIMIZERS = sorted(
@@ -90,39 +88,6 @@ def test_every_torch_optimizer_trains_or_says_why_not(configured, name: str) -> 
     before = loss_of(model).item()
     train(model, optimizer, 5)
     assert loss_of(model).item() < before
-
-
-def test_an_optimizer_per_group_is_that_optimizer_alone(configured) -> None:
-    """Muon for matrices, AdamW with two kinds of betas for the biases: the numbers of three optimizers."""
-    groups = "[{match: '*', ndim: 2, optim_type: muon, lr_mult: 20}, {match: 0.bias, args: {betas: [0.5, 0.9]}}]"
-    config = configured(optim=f"{{optim_type: adamw, weight_decay: 0.1, args: {{eps: 1e-6}}, groups: {groups}}}").optim
-    mine, model = mlp(), mlp()
-    first, second = model[0], model[2]
-    alone: list[torch.optim.Optimizer] = [
-        torch.optim.Muon([first.weight, second.weight], lr=0.02, weight_decay=0.1),
-        torch.optim.AdamW([first.bias], lr=1e-3, weight_decay=0.1, betas=(0.5, 0.9), eps=1e-6),
-        torch.optim.AdamW([second.bias], lr=1e-3, weight_decay=0.1, eps=1e-6),
-    ]
-    train(mine, build_optimizer(config, mine), 3)
-    for _ in range(3):
-        model.zero_grad()
-        loss_of(model).backward()
-        for optimizer in alone:
-            optimizer.step()
-    assert all(map(torch.equal, mine.parameters(), model.parameters()))
-
-
-MATRICES = "[{match: '*', ndim: 2, optim_type: Muon, args: {adjust_lr_fn: match_rms_adamw}}]"
-
-
-@pytest.mark.parametrize("ranks", [1, 2])
-def test_muon_with_adamw_resumes_exactly(runs: Runs, ranks: int) -> None:
-    """The sample model, Muon for its matrix; each parameter has the state of its optimizer."""
-    uncut, _ = same_after_cut(runs, "warm-up", "--optim.groups", MATRICES, ranks=ranks)
-    state = load(uncut)["optimizer"]
-    moments = [state["state"][number] for group in state["param_groups"] for number in group["params"]]
-    assert sum(moment.keys() == {"momentum_buffer"} for moment in moments) == 1
-    assert sum(moment.keys() == {"step", "exp_avg", "exp_avg_sq"} for moment in moments) == len(moments) - 1
 
 
 def test_weight_decay_zero_is_zero(configured) -> None:
