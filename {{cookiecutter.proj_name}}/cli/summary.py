@@ -47,7 +47,7 @@ def log_start(config: Config, trainer: Trainer, run: RunContext) -> None:
             logger.info("{} {} {}", registry.kind, name, registry.where(kind))
     size = f"{total:,} parameters, {trainable:,} trainable"
     logger.info("{}", size)
-    trainer.monitor.recorder.begin_with("run/model", f"{size}\n{trainer.task.model}")
+    trainer.monitor.texts["run/model"] = f"{size}\n{trainer.task.model}"
     log_data("train", config.dataset.train, trainer.stream.dataset)
     for loader in (*trainer.val, *trainer.evaluation):
         part = sets_of(getattr(config.dataset, loader.split))[loader.name]

@@ -9,7 +9,7 @@ from typing import Any
 
 from loguru import logger
 
-from common.base.files import warn_on_oserror, write_text
+from common.base.files import Appender, warn_on_oserror, write_text
 from common.checkpoint.folder import CheckpointFolder, LoadedCheckpoint, find_checkpoint
 from common.checkpoint.weights import weights_path
 from common.config import Resolved
@@ -19,7 +19,7 @@ from common.distributed.seed import choose_seed
 from common.failure.hub import print_failure
 from common.failure.program import distributed_run
 from common.failure.report import EXIT_INTERRUPTED, Failure, describe
-from common.monitor.log import add_to_log, setup_log, write_log_again
+from common.monitor.log import setup_log
 from common.monitor.monitor import Monitor
 from common.progress import Outcome
 from common.run.folder import OpenRun, is_restart, open_run, refuse_sources_in_moved_run
@@ -85,7 +85,7 @@ class RunContext:
         only_weights: take only the weights of `checkpoint`, because this is a new run.
         folder: the run's folder, once it is open; None in all processes but the main one.
         seed: of the whole run, configured or drawn.
-        monitor: exists after `open`.
+        log, monitor: exist after `open`.
     """
 
     config: RunConfig
@@ -98,6 +98,7 @@ class RunContext:
     only_weights: bool = False
     folder: OpenRun | None = None
     seed: int = field(init=False)
+    log: Appender = field(init=False)
     monitor: Monitor = field(init=False)
     _resumed: LoadedCheckpoint | None = None  # the checkpoint, if it is in this run's folder
     _is_open: bool = False
@@ -151,8 +152,10 @@ class RunContext:
         if resumed is not None:
             step = resumed.step
             banner = f"resumed at step {step}"
-        file = self.paths.log_file(rank.rank)
-        setup_log(config.monitor.log_level, rank=rank.rank, file=file, banner=banner)
+        self.log = Appender(self.paths.log_file(rank.rank))
+        if self.log.path.stat().st_size > 0:
+            self.log.write(f"\n{f' {banner} ':=^100}\n")
+        setup_log(config.monitor.log_level, rank=rank.rank, file=self.log)
         if self.folder is not None:
             logger.info("started\n{}", environment_text(self.folder.record))
             checkpoints = CheckpointFolder(self.paths.checkpoints)
@@ -181,7 +184,7 @@ class RunContext:
             return
         self.paths.move_to(made)
         with warn_on_oserror(f"{made}"):
-            write_log_again(self.paths.log_file(self.rank.rank))
+            self.log.write_again(self.paths.log_file(self.rank.rank))
             self.monitor.begin_again()
         if self.rank.is_main:
             logger.warning(
@@ -237,7 +240,7 @@ class RunContext:
         rank_0_is_gone = to_terminal and failure.rank == 0 and not self.rank.is_main
         if rank_0_is_gone and (read_status(self.paths) or {}).get("state") == "running":
             with suppress(OSError):
-                add_to_log(self.paths.log_file(), f"{now()} {text}\n", "written by another process")
+                Appender(self.paths.log_file()).write(f"\n{now()} {text}\n")
                 write_status(self.paths, "failed", step=self.monitor.step, reason=failure.reason)
         if not self.rank.is_single_process:  # this process ends without returning from `managed_run`
             self.close()

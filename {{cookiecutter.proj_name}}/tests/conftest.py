@@ -7,7 +7,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -124,12 +123,13 @@ def project(tmp_path: Path) -> Path:
 def restored_log() -> Iterator[None]:
     """What `setup_log` changes is global; put it back."""
     log._early.clear()  # what runs before this test said
-    handlers, level, show = logging.root.handlers[:], logging.root.level, warnings.showwarning
+    handlers, level = logging.root.handlers[:], logging.root.level
     yield
+    logging.captureWarnings(False)
     logger.remove()
     logger.add(sys.stderr)
     logger.configure(patcher=lambda record: None)
-    logging.root.handlers[:], warnings.showwarning = handlers, show
+    logging.root.handlers[:] = handlers
     logging.root.setLevel(level)
 
 

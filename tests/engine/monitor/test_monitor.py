@@ -14,11 +14,12 @@ import torch
 from loguru import logger
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from common.base.files import Appender
 from common.base.text import number
 from common.distributed import Rank
 from common.monitor.line import evaluation_line, learning_rates, position, train_line
 from common.monitor.log import setup_log
-from common.monitor.meter import Reading, Timing
+from common.monitor.meter import Reading
 from common.monitor.monitor import Monitor, MonitorConfig
 from common.monitor.result import SetResult, SplitResult
 from common.progress import Position
@@ -28,6 +29,8 @@ from common.run.record import describe_start
 from common.run.status import read_status
 
 pytestmark = pytest.mark.usefixtures("restored_log")
+
+SPEED = ("step_seconds", "data_share", "samples_per_second", "memory_bytes")
 
 
 @pytest.fixture
@@ -69,18 +72,16 @@ def test_the_training_line():
         rates={"lr_a": 1e-3, "lr_b": 1e-4},
         losses=Reading({"loss": 12.3456789, "ce": 2.30258, "l2": 1e-5}, {"loss": 12.0, "ce": 2.4, "l2": 1.28e-5}),
         others={"grad_norm": 1.2},
-        timing=Timing(step=0.0031, data=0.12, rate=20645.2, eta=82.4),
-        compared={},
-        memory=430_000_000,
+        speed=dict(zip(SPEED, (0.0031, 0.12, 20645.2, 430_000_000), strict=True)),
+        eta=82.4,
     )
     second = train_line(
         position(Position(step=120, epoch=6, sample=0, epoch_size=1200), 570, 30),
         rates={"lr_a": 1e-3, "lr_b": 1e-4},
         losses=Reading({"loss": 0.0042, "ce": 0.5, "l2": 1e-5}, {"loss": 0.125, "ce": 0.5, "l2": 1e-5}),
         others={"grad_norm": 0.034567},
-        timing=Timing(step=0.0117, data=0.0, rate=987.0, eta=5.0),
-        compared={},
-        memory=430_000_000,
+        speed=dict(zip(SPEED, (0.0117, 0.0, 987.0, 430_000_000), strict=True)),
+        eta=5.0,
     )
     assert first == (
         "epoch  1/30 step   7/570 | loss 12.3457 (12.0000)  ce 2.30258 (2.40000)  l2 1.0e-05 (1.3e-05) | "
@@ -101,9 +102,8 @@ def test_the_line_leaves_out_what_is_not_known():
         rates={"lr": 0.1},
         losses=Reading({"loss": 0.5, "ce": 0.5}, {"loss": 0.5, "ce": 0.5}),
         others={},
-        timing=Timing(step=1.5, data=0.5, rate=10.0, eta=None),
-        compared={},
-        memory=3 * 2**30,
+        speed=dict(zip(SPEED, (1.5, 0.5, 10.0, 3 * 2**30), strict=True)),
+        eta=None,
     )
     assert line == (
         "epoch 1 step 7 | loss 0.50000 (0.50000) | lr 1.00e-01 | 1500.0 ms/step data  50%     10/s | mem 3072 MB"
@@ -129,7 +129,7 @@ def test_the_evaluation_line():
 
 def test_lines_name_the_trainer_not_the_monitor(run, tmp_path):
     """Also where the monitor makes the line."""
-    setup_log(file=tmp_path / "log")
+    setup_log(file=Appender(tmp_path / "log"))
     monitor = Monitor(MonitorConfig(bar="off", writers=[]), Rank(), run, values={})
     at, optimizer = Position(step=1, sample=1), torch.optim.SGD([torch.zeros(1)], lr=0.5)
     monitor.train(at, optimizer, None, {})

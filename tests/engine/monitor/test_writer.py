@@ -30,12 +30,17 @@ def events(folder: Path) -> EventAccumulator:
     return accumulator
 
 
+def scalars(recorder: Recorder, event: str, step: int, values: dict[str, float]) -> None:
+    recorder.record(event, step=step, values=values)
+    recorder.write("scalars", event, step, values)
+
+
 def test_metrics_keep_every_digit(tmp_path):
     """One JSON object a line, the run first, numbers to the last bit."""
     path = tmp_path / "metrics.jsonl"
     values = {"loss": 0.1 + 0.2, "tiny": 5e-324, "acc": float(np.float32(0.1))}
     writer = Recorder(path, WriterRun(tmp_path, id="digits_1"))
-    writer.scalars("train", 3, values)
+    scalars(writer, "train", 3, values)
     writer.record("checkpoint", step=3, files=["latest.pt"])
     lines = path.read_text().splitlines()  # before close: a killed process loses nothing
     writer.close()
@@ -69,7 +74,7 @@ def test_numbers_that_json_does_not_have(tmp_path):
     """The file stays valid JSON, with texts that `float` reads."""
     path = tmp_path / "metrics.jsonl"
     writer = Recorder(path, WriterRun(tmp_path, id="a"))
-    writer.scalars("train", 1, {"a": math.nan, "b": math.inf, "c": -math.inf})
+    scalars(writer, "train", 1, {"a": math.nan, "b": math.inf, "c": -math.inf})
     writer.close()
 
     def refuse(word: str) -> None:
@@ -86,14 +91,14 @@ def test_a_resume_leaves_no_point_twice(tmp_path):
     path = tmp_path / "metrics.jsonl"
     writer = Recorder(path, WriterRun(tmp_path, id="a"), BOARD)
     for step in range(1, 8):
-        writer.scalars("train", step, {"loss": float(step)})
+        scalars(writer, "train", step, {"loss": float(step)})
     writer.close()
     with path.open("a") as file:
         file.write('{"event": "train", "step": 8, "val')  # killed in the middle of a line
     time.sleep(1.1)  # TensorBoard orders files by the second in their names
     writer = Recorder(path, WriterRun(tmp_path, id="a", resume_step=4), BOARD, attempt=2)
     for step in range(5, 7):
-        writer.scalars("train", step, {"loss": float(-step)})
+        scalars(writer, "train", step, {"loss": float(-step)})
     writer.close()
     entries = lines_of(path)
     expected = [(1, 1.0), (2, 2.0), (3, 3.0), (4, 4.0), (5, -5.0), (6, -6.0)]
@@ -106,7 +111,7 @@ def test_a_kill_while_the_metrics_are_cut_loses_nothing(tmp_path, monkeypatch):
     """The file is replaced in one move."""
     path = tmp_path / "metrics.jsonl"
     writer = Recorder(path, WriterRun(tmp_path, id="a"))
-    writer.scalars("train", 9, {"loss": 1.0})
+    scalars(writer, "train", 9, {"loss": 1.0})
     writer.close()
     before = path.read_text()
 
@@ -122,7 +127,7 @@ def test_a_kill_while_the_metrics_are_cut_loses_nothing(tmp_path, monkeypatch):
 def test_flush_brings_tensorboard_to_the_disk(tmp_path):
     """What was measured before a checkpoint can be read while the run continues."""
     writer = Recorder(tmp_path / "m", WriterRun(tmp_path, id="a"), BOARD)
-    writer.scalars("val", 5, {"loss": 0.25})
+    scalars(writer, "val", 5, {"loss": 0.25})
     writer.write("image", 5, "val/00", np.full((4, 6, 3), (255, 0, 10), np.uint8))
     writer.flush()
     read = events(tmp_path)
@@ -138,8 +143,8 @@ def test_without_tensorboard_a_run_goes_on(tmp_path, monkeypatch):
     lines: list[str] = []
     number = logger.add(lines.append, format="{message}")
     writer = Recorder(tmp_path / "metrics.jsonl", WriterRun(tmp_path, id="a"), BOARD)
-    writer.scalars("train", 1, {"loss": 1.0})
-    writer.scalars("train", 2, {"loss": 1.0})
+    scalars(writer, "train", 1, {"loss": 1.0})
+    scalars(writer, "train", 2, {"loss": 1.0})
     writer.close()
     logger.remove(number)
     assert len(lines_of(tmp_path / "metrics.jsonl")) == 3
@@ -151,18 +156,22 @@ import resource, signal, sys, time
 from pathlib import Path
 from common.monitor.writer import Recorder, WriterRun
 
+def scalars(recorder, event, step, values):
+    recorder.record(event, step=step, values=values)
+    recorder.write("scalars", event, step, values)
+
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 folder = Path(sys.argv[1])
 recorder = Recorder(folder / "metrics.jsonl", WriterRun(folder, id="a"), ["tensorboard"])
-recorder.scalars("train", 1, {"loss": 1.0})
+scalars(recorder, "train", 1, {"loss": 1.0})
 recorder.flush()
 resource.setrlimit(resource.RLIMIT_FSIZE, (100, resource.RLIM_INFINITY))
 for step in range(2, 5):
-    recorder.scalars("train", step, {"loss": 1.0})
+    scalars(recorder, "train", step, {"loss": 1.0})
     recorder.flush()
 resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
 for step in range(5, 7):
-    recorder.scalars("train", step, {"loss": 1.0})
+    scalars(recorder, "train", step, {"loss": 1.0})
 recorder.close()
 """
 
@@ -182,7 +191,7 @@ def test_closing_is_final_and_harmless(tmp_path):
     for _ in range(2):
         writer.close()
         writer.record("end")
-        writer.scalars("train", 1, {"loss": 1.0})
+        scalars(writer, "train", 1, {"loss": 1.0})
         writer.write("image", 1, "a", np.zeros((2, 2, 3), np.uint8))
     assert [entry["event"] for entry in lines_of(tmp_path / "metrics.jsonl")] == ["run"]
     assert [file.name for file in tmp_path.iterdir()] == ["metrics.jsonl"]

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from datetime import timedelta
 
 from common.base.text import number
-from common.monitor.meter import Reading, Timing
+from common.monitor.meter import Reading
 from common.monitor.writer import drop_duplicate_loss
 from common.progress import Position
 
@@ -19,9 +19,8 @@ def train_line(
     losses: Reading,
     rates: Mapping[str, float],
     others: Mapping[str, float],
-    timing: Timing,
-    compared: Mapping[str, float],
-    memory: int,
+    speed: Mapping[str, float],
+    eta: float | None = None,
     skipped: tuple[int, int] = (0, 0),
 ) -> str:
     """Return one line about training. A loss is shown as `raw (smooth)`.
@@ -30,8 +29,8 @@ def train_line(
         where: from `position`.
         rates: learning rates: `lr`, or `lr_<name>` of each parameter group.
         others: metrics of the step, and the norm of the gradients.
-        compared: further numbers of the speed.
-        memory: bytes.
+        speed: seconds of a step, share of it waiting for data, samples per second, bytes of memory, then any others.
+        eta: seconds to the end, if known.
         skipped: steps that loss scaling skipped, and of how many, since the last line.
     """
     shown = drop_duplicate_loss(losses.raw)
@@ -43,11 +42,13 @@ def train_line(
     ]
     if skipped[0]:
         columns.append(f"skipped {skipped[0]} of {skipped[1]}")
-    if timing.eta is not None:
-        columns.append(f"ETA {timedelta(seconds=round(timing.eta))}")
+    if eta is not None:
+        columns.append(f"ETA {timedelta(seconds=round(eta))}")
+    step, data, samples, memory, *_ = speed.values()
+    more = list(speed.items())[4:]
     columns += [
-        f"{timing.step * 1000:6.1f} ms/step data {timing.data:4.0%} {timing.rate:6.0f}/s",
-        "  ".join(f"{name.replace('_per_second', '/s')} {value:.4g}" for name, value in compared.items()),
+        f"{step * 1000:6.1f} ms/step data {data:4.0%} {samples:6.0f}/s",
+        "  ".join(f"{name.replace('_per_second', '/s')} {value:.4g}" for name, value in more),
         f"mem {memory / 2**20:.0f} MB",
     ]
     return " | ".join(filter(None, columns))

@@ -3,7 +3,6 @@
 import logging
 import os
 import sys
-import warnings
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
@@ -16,23 +15,14 @@ from common.base.files import Appender
 
 _PROJECT = Path(__file__).resolve().parents[2]
 _FILE = "{time:YYYY-MM-DD HH:mm:ss.SSS} {level: <7} {extra[at]: <26} {message}"
-# Lines logged before the run folder exists; they belong in the run's file too. Empty once a file is open.
-_early: deque[str] = deque(maxlen=1000)
-_files: list[Appender] = []  # of this run: at most one
+_early: deque[str] = deque(maxlen=1000)  # lines logged before the run folder exists; they belong in the run's file too
 
 
-def setup_log(
-    level: str = "INFO",
-    *,
-    rank: int = 0,
-    file: Path | None = None,
-    banner: str = "started again",
-) -> None:
+def setup_log(level: str = "INFO", *, rank: int = 0, file: Appender | None = None) -> None:
     """Send every record of loguru, of `logging` and of `warnings` to the terminal and to `file`.
 
     Call it first for the terminal alone, and again when the run folder exists: lines logged in between are then added
-    to the file. The file is appended to; if it is not empty, a line with `banner` separates old from new.
-    Ranks above 0 send only errors to the terminal; give each of them its own file.
+    to the file. Ranks above 0 send only errors to the terminal; give each of them its own file.
 
     The terminal shows source locations if the level is DEBUG or lower.
 
@@ -58,33 +48,16 @@ def setup_log(
         colorize=sys.stderr.isatty() and "NO_COLOR" not in os.environ,
         **options,
     )
-    _files.clear()
     write: Callable[[Any], None] = _early.append
     if file is not None:
-        add_to_log(file, "", banner)
-        _files.append(Appender(file))
-        write = _files[0].write
+        file.write("".join(_early))
+        write = file.write
     _early.clear()
     logger.add(write, level=level, format=_FILE, **options)
     logging.basicConfig(handlers=[_ToLoguru()], force=True)
     # At DEBUG libraries log a great deal (Pillow: a line for each block of a PNG).
     logging.getLogger().setLevel(max(number, logging.INFO))
-    warnings.showwarning = _log_warning
-
-
-def write_log_again(file: Path) -> None:
-    """Write the log again as `file`, and continue there: its folder was moved or deleted."""
-    for appender in _files:
-        appender.write_again(file)
-
-
-def add_to_log(file: Path, text: str, banner: str) -> None:
-    """Append `text` to a log that is not open, after the lines logged before the run folder existed."""
-    text = "".join(_early) + text
-    if file.exists() and file.stat().st_size > 0:
-        text = f"\n{f' {banner} ':=^100}\n{text}"
-    with file.open("a", encoding="utf-8") as stream:
-        stream.write(text)
+    logging.captureWarnings(True)
 
 
 def _to_console(message: str) -> None:
@@ -115,17 +88,5 @@ class _ToLoguru(logging.Handler):
             level = record.levelno
         caller = logger.bind(at=_place(record.pathname, record.lineno))
         # Passed as an argument: braces in the text must not be taken for format fields.
-        message = record.getMessage()
+        message = record.getMessage().rstrip()
         caller.opt(exception=record.exc_info).log(level, "{}", message)
-
-
-def _log_warning(
-    message: Warning | str,
-    category: type[Warning],
-    filename: str,
-    lineno: int,
-    *_: Any,
-    **__: Any,
-) -> None:
-    here = logger.bind(at=_place(filename, lineno))
-    here.warning("{}: {}", category.__name__, message)

@@ -3,11 +3,9 @@
 import math
 import resource
 import sys
-from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from time import perf_counter
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -31,7 +29,8 @@ class Reading:
     smooth: dict[str, float]
 
 
-_Sum = tuple[float, int]  # sum of the losses of samples, and number of samples
+# Of a step's loss, by step and name: the sum over samples, and their number.
+_Sums = dict[tuple[int, str], list[float]]
 
 
 class Meter:
@@ -40,17 +39,19 @@ class Meter:
     Args:
         window: optimizer steps averaged in the smooth values.
         reduce: sums a float64 tensor over all processes, in place. With it, `first_bad_step` and `read` are
-            collectives: every process must call them at the same steps. None in a single process.
+            collectives: every process must call them at the same steps.
 
     Attributes:
         clock: times the steps, and counts the items of a task.
     """
 
-    def __init__(self, window: int = 20, reduce: Callable[[Tensor], Any] | None = None) -> None:
+    def __init__(self, window: int = 20, reduce: Callable[[Tensor], object] = id) -> None:
         self.clock = Clock()
+        self._window = window
         self._reduce = reduce
         self._pending: list[tuple[int, dict[str, Tensor], int]] = []
-        self._recent: deque[dict[str, _Sum]] = deque(maxlen=window)  # steps
+        self._recent: _Sums = {}
+        self._last = 0  # step
         self._bad: tuple[int, str] | None = None
         self.bad_here: tuple[int, str] | None = None  # of this process' own losses: the first bad step, and which loss
 
@@ -79,10 +80,10 @@ class Meter:
         self._collect()
         raw: dict[str, float] = {}
         smooth: dict[str, float] = {}
-        if self._recent:
-            for name, last in self._recent[-1].items():
-                raw[name] = _mean([last])
-                smooth[name] = _mean(step[name] for step in self._recent if name in step)
+        for step, name in self._recent:
+            if step == self._last:
+                raw[name] = _mean(self._recent, name, step)
+                smooth[name] = _mean(self._recent, name)
         return Reading(raw, smooth)
 
     def _collect(self) -> None:
@@ -91,28 +92,24 @@ class Meter:
         self._pending = []
         if not pending:
             return
-        steps: dict[int, dict[str, _Sum]] = {}
+        sums: _Sums = {}
         read = to_floats([losses for _, losses, _ in pending])
         for (step, _, samples), values in zip(pending, read, strict=True):
-            sums = steps.setdefault(step, {})
+            self._last = step
             for name, value in values.items():
-                total, count = sums.get(name, (0.0, 0))
+                both = sums.setdefault((step, name), [0.0, 0])
                 if samples:  # the loss of a process without samples must not count, and may be NaN
-                    total += value * samples
-                sums[name] = (total, count + samples)
-        self.bad_here = self.bad_here or _first_bad(steps)
-        if self._reduce is not None:
-            rows: list[_Sum] = []
-            for sums in steps.values():
-                rows += sums.values()
-            table = torch.tensor(rows, dtype=torch.float64)
-            self._reduce(table)
-            reduced = iter(table.tolist())
-            for sums in steps.values():
-                for name in sums:
-                    sums[name] = next(reduced)
-        self._bad = self._bad or _first_bad(steps)
-        self._recent.extend(steps.values())
+                    both[0] += value * samples
+                    both[1] += samples
+        self.bad_here = self.bad_here or _first_bad(sums)
+        table = torch.tensor(list(sums.values()), dtype=torch.float64)
+        self._reduce(table)
+        sums = dict(zip(sums, table.tolist(), strict=True))
+        self._bad = self._bad or _first_bad(sums)
+        self._recent |= sums
+        for step, name in tuple(self._recent):
+            if step <= self._last - self._window:
+                del self._recent[step, name]
 
 
 @dataclass(frozen=True)
@@ -136,11 +133,12 @@ class Clock:
     """Times the loop: `batch_ready` when a batch has arrived, `step_done` after each optimizer step.
 
     Times are measured on the host. A GPU runs asynchronously, so a single step says little; over a log period they are
-    right, since logging waits for the device. The first step starts workers and compiles kernels, so it is timed
-    separately, and is no part of any average.
+    right, since logging waits for the device. The first step starts workers and compiles kernels, so it is part of no
+    average.
 
     Attributes:
         items: items that the task has counted since the last reading, over all processes.
+        started: when training began.
     """
 
     def __init__(self) -> None:
@@ -148,56 +146,53 @@ class Clock:
 
     def start(self) -> None:
         """Start the clock, when training begins."""
-        self._first: Timing | None = None
-        self._done = 0  # steps since the first one
-        self.started = self._first_ended = perf_counter()
-        self._begin_interval(self.started)
+        self.started = self._counted_from = perf_counter()
+        self._done = 0  # steps
+        self.reset()
+        self._begin_interval()
 
-    def _begin_interval(self, now: float) -> None:
-        self._begin = self._mark = now
-        self._paused = self.items = 0.0
-        self._waited = 0.0  # seconds
+    def _begin_interval(self) -> None:
+        self._busy = self._waited = self.items = 0.0  # seconds
         self._steps = self._samples = 0
 
     def reset(self) -> None:
         """Exclude the time since the last step (validation, a save): it counts for the remaining time only."""
-        now = perf_counter()
-        self._paused += now - self._mark
-        self._mark = now
+        self._mark = perf_counter()
 
     def batch_ready(self) -> None:
         """Note that a batch has arrived."""
+        if self._done == 1:
+            self._counted_from = self._mark
+            self._begin_interval()
         self._waited += perf_counter() - self._mark
+
+    def _pass(self) -> None:
+        now = perf_counter()
+        self._busy += now - self._mark
+        self._mark = now
 
     def step_done(self, samples: int) -> None:
         """Note that an optimizer step on `samples` samples (of all processes) is done."""
-        self._mark = perf_counter()
+        self._pass()
+        self._done += 1
         self._steps += 1
         self._samples += samples
-        if self._first is None:
-            self._first = self.read()
-            self._done = 0
-            self._first_ended = self._begin
 
     def read(self, steps_left: int | None = None) -> Timing:
-        """Times since the last reading; a new interval starts here. (Right after step 1: the times of step 1.)"""
-        if self._first is not None and not self._steps:
-            return self._first
-        now = perf_counter()
-        steps = max(self._steps, 1)
-        busy = max(now - self._begin - self._paused, 1e-9)
-        self._done += steps
+        """Times since the last reading; a new interval starts here. Right after step 1: the times of step 1."""
+        self._pass()
+        busy = max(self._busy, 1e-9)
         eta = None
         if steps_left is not None:
-            eta = steps_left * (now - self._first_ended) / self._done
+            eta = steps_left * (self._mark - self._counted_from) / max(self._done - 1, 1)
         timing = Timing(
-            busy / steps,
+            busy / max(self._steps, 1),
             self._waited / busy,
             self._samples / busy,
             eta,
             self.items / busy,
         )
-        self._begin_interval(now)
+        self._begin_interval()
         return timing
 
 
@@ -222,14 +217,19 @@ def to_floats(losses: Sequence[Mapping[str, Tensor]]) -> list[dict[str, float]]:
     return [{name: next(values) for name in step} for step in losses]
 
 
-def _mean(sums: Iterable[_Sum]) -> float:
-    totals, counts = zip(*sums, strict=True)
-    return sum(totals) / max(sum(counts), 1)
+def _mean(sums: _Sums, name: str, least: int = 0) -> float:
+    """Return the mean of a loss over the samples of the steps from `least` on."""
+    total = 0.0
+    count = 0.0
+    for (step, other), (one, samples) in sums.items():
+        if other == name and step >= least:
+            total += one
+            count += samples
+    return total / max(count, 1)
 
 
-def _first_bad(steps: Mapping[int, Mapping[str, _Sum]]) -> tuple[int, str] | None:
-    for step, losses in steps.items():
-        for name, (total, _) in losses.items():
-            if not math.isfinite(total):
-                return step, name
+def _first_bad(sums: _Sums) -> tuple[int, str] | None:
+    for place, (total, _) in sums.items():
+        if not math.isfinite(total):
+            return place
     return None

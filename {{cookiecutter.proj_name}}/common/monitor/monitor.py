@@ -64,6 +64,7 @@ class Monitor:
         step: optimizer steps done now.
         unit: what the task counts.
         measures: functions that return further numbers for a log line, given its times; add your own.
+        texts: with which the writers begin, by tag; add your own before training.
     """
 
     def __init__(
@@ -75,10 +76,7 @@ class Monitor:
         resume_step: int | None = None,
         values: Mapping[str, Any],
     ) -> None:
-        reduce = None
-        if not rank.is_single_process:
-            reduce = partial(sum_over_ranks, rank=rank)
-        self.meter = Meter(config.smooth, reduce)
+        self.meter = Meter(config.smooth, partial(sum_over_ranks, rank=rank))
         self.clock = self.meter.clock
         self.batch_ready = self.clock.batch_ready
         self.reset_timer = self.clock.reset
@@ -90,6 +88,7 @@ class Monitor:
         self._rank = rank
         self.unit = "items"
         self.measures: list[Callable[[Timing], Mapping[str, float]]] = []
+        self.texts: dict[str, str] = {}
         self._total_steps: int | None = None  # of the run, where known
         self._total_epochs: int | None = None
         self._recording = threading.Lock()  # another thread records the failure of another process
@@ -104,15 +103,9 @@ class Monitor:
             self._folder = folder
             # tqdm's `disable`: None shows the bar on a terminal only.
             self._hides_bar = {"auto": None, "on": False, "off": True}[config.bar]
+            self.texts = {"run/config": dump(values), "run/environment": environment_text(run.record)}
             about = WriterRun(folder.root, folder.name, run.id, values, resume_step)
-            self.recorder = Recorder(
-                folder.metrics_file,
-                about,
-                config.writers,
-                attempt=run.attempt,
-            )
-            self.recorder.begin_with("run/config", dump(values))
-            self.recorder.begin_with("run/environment", environment_text(run.record))
+            self.recorder = Recorder(folder.metrics_file, about, config.writers, self.texts, attempt=run.attempt)
 
     @contextmanager
     def training(
@@ -168,44 +161,39 @@ class Monitor:
         others = dict(metrics)
         if grad_norm is not None:
             others["grad_norm"] = float(grad_norm)
-        by_group = learning_rates(optimizer)
-        rates = {f"lr_{name}": rate for name, rate in by_group.items()}
+        rates = {f"lr_{name}": rate for name, rate in learning_rates(optimizer).items()}
         if len(rates) == 1:
             rates = {"lr": min(rates.values())}
         steps_left = None
         if self._total_steps is not None:
             steps_left = self._total_steps - at.step
         timing = self.clock.read(steps_left)
-        memory = max_over_ranks(peak_memory(self._rank.device), self._rank)
-        compared: dict[str, float] = {}
+        # Separate from the others, since these differ from run to run.
+        speed: dict[str, float] = {
+            "step_seconds": timing.step,
+            "data_share": timing.data,
+            "samples_per_second": timing.rate,
+            "memory_bytes": max_over_ranks(peak_memory(self._rank.device), self._rank),
+        }
         if timing.items:
-            compared[f"{self.unit}_per_second"] = timing.items
+            speed[f"{self.unit}_per_second"] = timing.items
         for measure in self.measures:
-            compared |= measure(timing)
+            speed |= measure(timing)
         where = position(at, self._total_steps, self._total_epochs)
-        line = train_line(where, losses, rates, others, timing, compared, memory, skipped)
-        _log.info("{}", line)
+        _log.info("{}", train_line(where, losses, rates, others, speed, timing.eta, skipped))
         if skipped[0]:
             others["skipped"] = skipped[0]
         self._show_on_bar("loss", losses.raw.get("loss"))
         for call in self.after_log:
             call(at, timing)
-        epoch = current_epoch(at)
-        measured = losses.raw | others | rates
-        self.recorder.record("train", step=at.step, epoch=epoch, values=measured)
-        # Separate from the others, since these differ from run to run.
-        speed = {
-            "step_seconds": timing.step,
-            "data_share": timing.data,
-            "samples_per_second": timing.rate,
-            "memory_bytes": memory,
-            **compared,
-        }
-        self.recorder.record("speed", step=at.step, epoch=epoch, values=speed)
-        self.recorder.write("scalars", "train", at.step, drop_duplicate_loss(losses.raw) | others)
-        self.recorder.write("scalars", "lr", at.step, rates)
-        self.recorder.write("scalars", "speed", at.step, speed)
+        self._record("train", at, losses.raw | others | rates)
+        self._record("speed", at, speed)
         self.reset_timer()
+
+    def _record(self, event: str, at: Position, values: Mapping[str, float], **fields: Any) -> None:
+        """Write numbers to `metrics.jsonl` and the writers."""
+        self.recorder.record(event, step=at.step, epoch=current_epoch(at), **fields, values=values)
+        self.recorder.write("scalars", event, at.step, drop_duplicate_loss(values))
 
     def evaluation(
         self,
@@ -229,18 +217,9 @@ class Monitor:
             _log.info("{}", line)
         if split == "val":
             self._show_on_bar(f"val {key}", result.values.get(key))
-        self.recorder.record(
-            split,
-            step=at.step,
-            epoch=current_epoch(at),
-            samples=result.samples,
-            values=result.values,
-        )
-        events = [split]
+        self._record(split, at, result.values, samples=result.samples)
         if best:
-            events.append("best")
-        for event in events:
-            self.recorder.write("scalars", event, at.step, drop_duplicate_loss(result.values))
+            self.recorder.write("scalars", "best", at.step, drop_duplicate_loss(result.values))
 
     def _show_on_bar(self, name: str, value: float | None) -> None:
         if value is not None:

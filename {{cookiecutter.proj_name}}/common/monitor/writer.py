@@ -2,8 +2,8 @@
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
@@ -69,35 +69,6 @@ class Writer(ABC):
         """Bring everything written so far to its place; called before each checkpoint."""
 
 
-class _Channel:
-    """Guards one writer, which is built at its first entry, and given up after an error."""
-
-    def __init__(self, section: str | dict[str, Any], run: WriterRun, texts: Mapping[str, str]) -> None:
-        self._section = section
-        self._run = run
-        self._texts = texts
-        self._has_failed = False
-        self.writer: Writer | None = None
-
-    def __call__(self, method: str, *arguments: Any) -> None:
-        if self._has_failed:
-            return
-        try:
-            if self.writer is None:
-                self.writer = WRITER_REGISTRY.build(self._section, run=self._run)
-                for tag, text in self._texts.items():
-                    self.writer.text(self._run.resume_step or 0, tag, text)
-            getattr(self.writer, method)(*arguments)
-        except Exception as error:  # noqa: BLE001 - a user's class and a server can raise anything
-            self._has_failed = True
-            name = self._section
-            if isinstance(name, dict):
-                name = name["type"]
-            logger.warning(
-                "writer {} failed: {}: {}; metrics.jsonl will have the numbers", name, type(error).__name__, error
-            )
-
-
 class Recorder:
     """Records the measurements of a run.
 
@@ -107,43 +78,28 @@ class Recorder:
     its step, so that no point appears twice.
 
     Args:
-        writers: names or sections, as in the config.
+        sections: names of writers or their sections, as in the config. They are built at the first entry for them.
+        texts: with which the writers begin, by tag.
     """
 
     def __init__(
         self,
         metrics_file: Path,
         run: WriterRun,
-        writers: Sequence[str | dict[str, Any]] = (),
+        sections: Sequence[str | dict[str, Any]] = (),
+        texts: Mapping[str, str] | None = None,
         *,
         attempt: int = 1,
     ) -> None:
         if run.resume_step is not None:
             _drop_after(metrics_file, run.resume_step)
+        self._texts = texts or {}
         self._file = Appender(metrics_file)
         self._run = run
-        self._writers = writers
-        self._texts: dict[str, str] = {}
-        self._channels = self._make_channels()
+        self._sections = sections
+        self._writers: list[tuple[Any, Writer]] | None = None  # each with its section; None before the first entry
         self._state = "running"
         self.record("run", schema=1, run=run.id, attempt=attempt, resume_step=run.resume_step)
-
-    def _make_channels(self) -> list[_Channel]:
-        return [_Channel(writer, self._run, self._texts) for writer in self._writers]
-
-    def scalars(self, event: str, step: int, values: Mapping[str, float]) -> None:
-        """Record `values` measured at optimizer step `step`. `event`: their source, such as "train" or "val"."""
-        self.record(event, step=step, values=values)
-        self.write("scalars", event, step, values)
-
-    def begin_with(self, tag: str, text: str) -> None:
-        """Add to the texts that the writers begin with, before their first entry."""
-        self._texts[tag] = text
-
-    def write(self, method: str, *arguments: Any) -> None:
-        """Call a method of each writer, see `Writer`: nothing of it is in `metrics.jsonl`."""
-        for channel in self._channels:
-            channel(method, *arguments)
 
     def record(self, event: str, **fields: Any) -> None:
         """Write a line of plain values to `metrics.jsonl`: a checkpoint saved, the end of the run."""
@@ -151,28 +107,60 @@ class Recorder:
         if not self._file.closed:  # once closed, the end is written; an error here would hide the original one
             self._file.write(to_json({"event": event, **fields}) + "\n")
 
+    def write(self, method: str, *arguments: Any) -> None:
+        """Call a method of each writer, see `Writer`: nothing of it is in `metrics.jsonl`."""
+        if self._writers is None:
+            self._writers = []
+            for section in self._sections:
+                with _reported(section):
+                    writer = WRITER_REGISTRY.build(section, run=self._run)
+                    for tag, text in self._texts.items():
+                        writer.text(self._run.resume_step or 0, tag, text)
+                    self._writers.append((section, writer))
+        self._call(method, *arguments)
+
+    def _call(self, method: str, *arguments: Any) -> None:
+        """Call a method of each writer that has been built, and give up those that fail."""
+        if self._writers is None:
+            return
+        for entry in tuple(self._writers):
+            section, writer = entry
+            self._writers.remove(entry)
+            with _reported(section):
+                getattr(writer, method)(*arguments)
+                self._writers.append(entry)
+
     def flush(self) -> None:
         """Flush everything written so far. Call it with every checkpoint."""
         self._file.write("")
-        self._write_if_built("flush")
+        self._call("flush")
 
     def write_again(self, metrics_file: Path) -> None:
         """Write `metrics.jsonl` again and continue there, as do the writers: the run's folder was moved or deleted."""
         self._file.write_again(metrics_file)
-        self._write_if_built("close", "running")
+        self._call("close", "running")
         self._run = replace(self._run, folder=metrics_file.parent, resume_step=None)
-        self._channels = self._make_channels()
+        self._writers = None
 
     def close(self) -> None:
         """Flush and close; nothing can be written afterwards. Safe to call twice."""
         self._file.close()
-        self._write_if_built("close", self._state)
-        self._channels = []
+        self._call("close", self._state)
+        self._writers = []
 
-    def _write_if_built(self, method: str, *arguments: Any) -> None:
-        for channel in self._channels:
-            if channel.writer is not None:
-                channel(method, *arguments)
+
+@contextmanager
+def _reported(section: str | dict[str, Any]) -> Iterator[None]:
+    """Log an error of a writer: a user's class and a server can raise anything."""
+    try:
+        yield
+    except Exception as error:  # noqa: BLE001
+        name = section
+        if isinstance(section, dict):
+            name = section["type"]
+        logger.warning(
+            "writer {} failed: {}: {}; metrics.jsonl will have the numbers", name, type(error).__name__, error
+        )
 
 
 class NullRecorder:
@@ -191,7 +179,9 @@ class Show:
 
     def scalars(self, values: Mapping[str, float | Tensor]) -> None:
         """Numbers by name, for metrics.jsonl and curves. Reading a tensor waits for its device."""
-        self._recorder.scalars("task", self._step, {name: float(value) for name, value in values.items()})
+        numbers = {name: float(value) for name, value in values.items()}
+        self._recorder.record("task", step=self._step, values=numbers)
+        self._recorder.write("scalars", "task", self._step, numbers)
 
     def text(self, name: str, text: str) -> None:
         """Show a text of any length in the log and the writers."""
