@@ -17,7 +17,6 @@ from common.checkpoint.resume import accept_changes, fingerprint
 from common.checkpoint.saver import Saver
 from common.checkpoint.state import RunState, Stateful, load_task
 from common.data.loader import BatchStream, EvaluationLoader, Step, whereabouts
-from common.data.reading import Reading, read_data
 from common.data.workers import stop_waiting_at
 from common.distributed import max_over_ranks, share_buffers
 from common.distributed.seed import mix, set_seed
@@ -105,10 +104,6 @@ class Trainer:
         folder = CheckpointFolder(self.paths.checkpoints, config.checkpoint.keep)
         self.saver = Saver(folder, config.checkpoint, self.rank)
         self.scaled = ScaledSteps(precision, self.saver)
-        self.read: dict[str, Reading] = {}  # what was read of the data before the run, on rank 0
-        if self.rank.is_main:
-            self.read = read_data(built.deciding_data())
-        records = {name: reading.record() for name, reading in self.read.items()}
         # `begin_stage` adds optimizer, schedule and the seat `guard`, which a stage replaces.
         saved: dict[str, Stateful] = {
             AVERAGE: self.average,
@@ -123,7 +118,7 @@ class Trainer:
             self.task,
             saved,
             rank=self.rank,
-            fingerprint=fingerprint(self.rank, self.stream, run.seed, self.strategy.about, records),
+            fingerprint=fingerprint(self.rank, built.deciding_data(), run.seed, self.strategy.about),
             about={"config": run.values, "seed": run.seed, "lengths": lengths},
         )
         self.begin_stage()

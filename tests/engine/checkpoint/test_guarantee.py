@@ -93,6 +93,20 @@ def test_unchanged(runs: Runs) -> None:
     assert load(folder)["fingerprint"].items() >= attempt["machine"].items()
 
 
+def test_with_and_without_the_check_of_data(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A resume says that no data were compared, and why, also where only one of the two projects has the part."""
+    folder = runs.train("--progress.epoch", "1")
+    with monkeypatch.context() as without:
+        without.setattr("common.checkpoint.resume.part", lambda name, module: None)
+        for epochs in ("2", "3"):
+            said = guarantee(runs.train("--resume", "auto", "--progress.epoch", epochs))
+            assert "data (" not in said.partition("not compared: ")[0]
+            assert "; not compared: the data (needs parts/data_check, which this project does not have: make " in said
+    assert load(folder)["fingerprint"]["data"] == {}
+    said = guarantee(runs.train("--resume", "auto", "--progress.epoch", "4"))
+    assert said.endswith("; not compared: the data, of which the checkpoint has no checksums")
+
+
 def test_another_version_of_a_package(runs: Runs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Named; whether it computes anything is not guessed. A module with another name than its package, too."""
     runs.train("--progress.epoch", "1")

@@ -16,7 +16,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from common.data.reading import SAMPLES, chosen
+from parts.data_check.reading import SAMPLES, chosen
 from tests.conftest import ENVIRONMENT, ErrorOf, Runs, load, run, same
 
 HERE = "engine.data.test_reading"
@@ -25,8 +25,8 @@ HERE = "engine.data.test_reading"
 @pytest.fixture(autouse=True)
 def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
     """Machines that run tests are busy."""
-    monkeypatch.setattr("common.data.reading._SECONDS", 60.0)
-    monkeypatch.setattr("common.data.reading._LONGEST", 90.0)
+    monkeypatch.setattr("parts.data_check.reading._SECONDS", 60.0)
+    monkeypatch.setattr("parts.data_check.reading._LONGEST", 90.0)
 
 
 VARIES = r"WARNING .* reading sample \d+ of dataset\.train twice gives two values of `image`: "
@@ -291,7 +291,7 @@ def test_a_start_reads_few_samples(runs: Runs, monkeypatch: pytest.MonkeyPatch) 
 
 def test_a_slow_dataset_is_not_waited_for(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is not read in time is not compared, and said so."""
-    monkeypatch.setattr("common.data.reading._LONGEST", 0.0)
+    monkeypatch.setattr("parts.data_check.reading._LONGEST", 0.0)
     folder = runs.train(*data("Noisy"), "--progress.epoch", "1")
     runs.train(*data("Noisy"), "--resume", "auto")
     assert "not compared: dataset.train: its samples could not be read before training (no answer" in guarantee(folder)

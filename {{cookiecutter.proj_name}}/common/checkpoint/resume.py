@@ -11,14 +11,12 @@ import numpy as np
 import torch
 
 from common.base.errors import UserError
-from common.base.parts import safe_keys
+from common.base.parts import needs, part, safe_keys
 from common.checkpoint.file import State
 from common.checkpoint.state import RunState
 from common.config import ConfigError, resolve
 from common.config.layers import node_of
 from common.config.problem import join_names
-from common.data.loader import BatchStream
-from common.data.reading import compare_data
 from common.data.view import innermost
 from common.distributed import Rank, from_main
 from common.distributed.group import code_of
@@ -63,17 +61,22 @@ def changes(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "") ->
             yield Change(key, before, after)
 
 
-def fingerprint(rank: Rank, data: BatchStream, seed: int, model: str, read: State) -> dict[str, Any]:
+def fingerprint(rank: Rank, loaders: Mapping[str, Any], seed: int, model: str) -> dict[str, Any]:
     """Everything besides the config that affects the exact result of a run, as far as it can be known.
 
     Every process must call this. Packages and data are the main process'.
 
     Args:
+        loaders: of the data that affect the result, by name; `train` is the stream.
         model: how it was prepared.
-        read: what the main process read of the data, by name, see `common.data.reading`.
     """
+    data = loaders["train"]
+    read = {}
     versions = {}
     if rank.is_main:
+        check = part("data_check", "reading")
+        if check is not None:
+            read = check.read_data(loaders)
         versions = packages()
     versions, read = from_main((versions, read), rank)  # every process
     for name in ("torch", "numpy"):
@@ -132,34 +135,16 @@ def compare(old: State, new: State) -> Comparison:
             found.bits.append(change.arrow.removeprefix("packages."))
     if files:
         found.samples.append(f"the code changed: {join_names(files, 10)}")
-    _compare_all_data(old["data"], new["data"], found)
+    check = part("data_check", "compare")
+    if check is None:
+        found.unknown.append(f"the data ({needs('data_check')})")
+    else:
+        check.compare_data(old["data"], new["data"], found)
     if not new["device"].startswith("cpu") and not new["deterministic"]:
         found.bits.append("a GPU without dist.deterministic strict")
     if "compiled" in new["model"]:
         found.unknown.append("torch.compile, whose code may depend on the shapes that it saw first")
     return found
-
-
-def _compare_all_data(old: State, new: State, found: Comparison) -> None:
-    """Add how the data differ, and how much of them was compared."""
-    same = 0
-    total = 0
-    for name, now in new.items():
-        is_val = name.startswith("val")
-        if name not in old:
-            continue
-        kind, reason, count = compare_data(name, old[name], now)
-        if kind == "same":
-            same += count
-            total += now["size"]
-        elif kind == "missing":
-            found.unknown.append(reason)
-        elif kind == "other" and not is_val:
-            found.samples.append(reason)
-        else:
-            found.bits.append(reason)
-    if same:
-        found.compared.append(f"data ({same:,} of {total:,} samples read again: the same)")
 
 
 # Keys that decide when and what a run measures, and thereby its best value, early stopping, perhaps its learning rate.

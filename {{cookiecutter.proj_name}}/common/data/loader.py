@@ -18,7 +18,7 @@ from common.config.registry import COLLATE_REGISTRY, ORDER_REGISTRY, Registered
 from common.data.keyed import BatchKey, KeyedBatches, SizedDataset, find_collate
 from common.data.order import EpochPlan, GlobalBatch, evaluation_keys
 from common.data.view import kind_of
-from common.data.workers import Loaded, WaitInterrupted, end_workers, in_other_process, read, set_up_worker
+from common.data.workers import Loaded, WaitInterrupted, end_workers, read, set_up_worker
 from common.distributed import Rank, has_streams
 from common.progress import Position
 
@@ -260,12 +260,20 @@ class EvaluationLoader:
 
 
 def _read_once(loader: DataLoader[Any], indices: list[int]) -> Any:
-    """Read a batch. With workers, in a process of its own: they would share the files that a dataset opens here."""
-    read_batch = loader.dataset.__getitems__  # type: ignore[attr-defined]
+    """Read a batch. With workers, by one of its own: they would share the files that a dataset opens here."""
     key = (0, indices)
     if loader.num_workers == 0:
-        return read_batch(key)
-    return in_other_process(loader, None, read_batch, key)
+        return loader.dataset.__getitems__(key)  # type: ignore[attr-defined]
+    alone = DataLoader(
+        loader.dataset,
+        batch_sampler=[key],  # type: ignore[arg-type]
+        collate_fn=Loaded,
+        num_workers=1,
+        worker_init_fn=loader.worker_init_fn,
+        multiprocessing_context=loader.multiprocessing_context,
+        generator=torch.Generator(),  # not the global one, which would shift the draws of training
+    )
+    return next(read(alone))
 
 
 def make_loader(

@@ -63,7 +63,7 @@ def start_reading(loader: DataLoader[Any]) -> Iterator[Any]:
     """
     if loader.num_workers == 0:
         return iter(loader)
-    context = _context_of(loader)
+    context = context_of(loader)
     held = open_handle(loader.dataset)
     if held and context.get_start_method() != "fork":
         with suppress(Exception):  # it may have its own way to be sent
@@ -71,11 +71,11 @@ def start_reading(loader: DataLoader[Any]) -> Iterator[Any]:
             held = ""
     if held:
         raise UserError(_SHARED.format(held))
-    with _signals_blocked(context):
+    with signals_blocked(context):
         return iter(loader)
 
 
-def _context_of(loader: DataLoader[Any]) -> Any:
+def context_of(loader: DataLoader[Any]) -> Any:
     """Return how processes that read for `loader` start: as its workers do; without workers, as copies of this one."""
     if loader.num_workers == 0:
         return multiprocessing.get_context("fork")
@@ -83,7 +83,7 @@ def _context_of(loader: DataLoader[Any]) -> Any:
 
 
 @contextmanager
-def _signals_blocked(context: Any) -> Iterator[None]:
+def signals_blocked(context: Any) -> Iterator[None]:
     """Block the trainer's signals while a process starts: one that arrives reaches this process afterwards."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _TRAINER_SIGNALS)
     try:
@@ -93,54 +93,6 @@ def _signals_blocked(context: Any) -> Iterator[None]:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-def in_other_process(
-    loader: DataLoader[Any],
-    seconds: float | None,
-    function: Callable[..., Any],
-    *arguments: Any,
-) -> Any:
-    """Call a function in a process of its own: what a dataset opens or changes there is gone afterwards.
-
-    The function and its arguments are copied, or sent if the workers of `loader` are no copies of this process either.
-    Returns its result; raises what it raised, or `TimeoutError`.
-    """
-    context = _context_of(loader)
-    receiver, sender = context.Pipe(duplex=False)
-    process = context.Process(target=_answer, args=(sender, os.getpid(), function, arguments), daemon=True)
-    with _signals_blocked(context):
-        process.start()
-    sender.close()
-    try:
-        if not receiver.poll(seconds):
-            raise TimeoutError(f"no answer within {seconds:.0f} s")
-        result, error = pickle.loads(receiver.recv_bytes())
-    except EOFError:
-        raise RuntimeError("the process that reads it was killed") from None
-    finally:
-        process.kill()
-        process.join()
-        receiver.close()
-    if error is not None:
-        raise error
-    return result
-
-
-def _answer(sender: Any, owner: int, function: Callable[..., Any], arguments: Any) -> None:
-    set_up_worker(owner, 0)
-    with open(os.devnull, "r+b", buffering=0) as nothing:  # what is printed would come twice
-        for number in range(3):
-            os.dup2(nothing.fileno(), number)
-    result = None
-    failure: Exception | None = None
-    try:
-        result = function(*arguments)
-    except Exception as error:  # noqa: BLE001 - any error of a dataset
-        failure = error
-        if type(pickle.loads(pickle.dumps(error))) is not type(error):
-            failure = RuntimeError(repr(error))
-    sender.send_bytes(pickle.dumps((result, failure)))  # not `send`, whose tensors would go when this process ends
 
 
 class Loaded:

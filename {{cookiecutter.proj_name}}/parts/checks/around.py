@@ -30,7 +30,7 @@ def around(run: RunContext, trainer: Trainer) -> Iterator[None]:
             classes = describe_classes(loader.dataset)
             if classes:
                 logger.info("{} data: {}", name, classes)
-        warn_of_shared_samples(loaders, trainer.read)
+        warn_of_shared_samples(loaders, trainer.state.fingerprint["data"])
         if isinstance(trainer.stream, TrainStream):
             warn_of_single_samples(trainer.task, trainer.stream.plan)
             warn_of_empty_classes(trainer.stream.dataset)

@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 from loguru import logger
 
-from common.data.reading import Reading
 from common.data.view import is_map_style
 
 _ADVICE = (
@@ -16,16 +15,16 @@ _ADVICE = (
 )
 
 
-def warn_of_shared_samples(loaders: Mapping[str, Any], read: Mapping[str, Reading]) -> None:
+def warn_of_shared_samples(loaders: Mapping[str, Any], read: Mapping[str, Any]) -> None:
     """Warn of splits that have samples in common.
 
     `sample_ids()` of a dataset gives one hashable value per sample, the same for the same sample in any split, such as
-    the full path of a file. If a dataset has no `sample_ids`, the samples that were read of it before training are
-    compared with those of the training data.
+    the full path of a file. Of a dataset without `sample_ids`, the samples that were read before training are compared
+    with those of the training data.
 
     Args:
         loaders: of the datasets, by `label`.
-        read: what was read of them.
+        read: what parts/data_check read of them.
     """
     sets = {name: loader.dataset for name, loader in loaders.items() if is_map_style(loader.dataset)}
     ids = {
@@ -47,13 +46,13 @@ def warn_of_shared_samples(loaders: Mapping[str, Any], read: Mapping[str, Readin
             logger.warning("dataset.{}: {}; {}", second, overlap, _ADVICE)
 
 
-def _overlap(train: Reading, other: Reading) -> str:
+def _overlap(train: Mapping[str, Any], other: Mapping[str, Any]) -> str:
     """Say how many of the samples that were read of `other` are equal to some that were read of the training data.
 
     "" if they are less than half, or if all samples are alike.
     """
-    known = list(train.samples.values())
-    wanted = list(other.samples.values())
+    known = list(train["samples"].values())
+    wanted = list(other["samples"].values())
     count = sum(sums in known for sums in wanted)
     if 2 * count < len(wanted) or all(sums == wanted[0] for sums in wanted):
         return ""

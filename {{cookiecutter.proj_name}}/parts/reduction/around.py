@@ -3,11 +3,14 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from copy import deepcopy
+from hashlib import blake2b
 from typing import Any
+
+import torch
+from torch import Tensor
 
 from common.base.errors import UserError
 from common.data.loader import TrainStream
-from common.data.reading import checksum
 from common.distributed.buffers import buffers_unchanged, named_buffers
 from common.distributed.seed import random_state_unchanged
 from common.run_context import RunContext
@@ -34,11 +37,12 @@ def refuse_varying_bits(trainer: Trainer) -> None:
     step, stream = trainer.optimizer_step, trainer.stream
     if not isinstance(step, FixedStep) or not isinstance(stream, TrainStream):
         return
-    varies = [f"{name}: {reading.varies}" for name, reading in trainer.read.items() if reading.varies]
-    if varies:
-        raise UserError(
-            f"dist.reduction fixed needs data that are the same whenever they are read; dataset.{varies[0]}"
-        )
+    for name, reading in trainer.state.fingerprint["data"].items():  # none without parts/data_check
+        if reading["varies"]:
+            raise UserError(
+                "dist.reduction fixed needs data that are the same whenever they are read; "
+                f"dataset.{name}: {reading['varies']}"
+            )
     trainer.task.train()
     batch = stream.sample_batch(full=True)
     for update in step.updates.values():
@@ -74,3 +78,9 @@ def compute(step: FixedStep, update: TaskUpdate, batch: Any) -> dict[str, str]:
             raise UserError(f"dist.reduction fixed does not work with the sparse gradient of {name}; make it dense")
         found[f"gradient of {name}"] = checksum(parameter.grad)
     return found
+
+
+def checksum(tensor: Tensor) -> str:
+    """Return a checksum of the bits of a tensor."""
+    bits = tensor.detach().cpu().resolve_conj().contiguous().reshape(-1).view(torch.uint8)
+    return blake2b(bits.numpy()).hexdigest()
