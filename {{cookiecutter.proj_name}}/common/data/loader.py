@@ -266,7 +266,7 @@ def _read_once(loader: DataLoader[Any], indices: list[int]) -> Any:
         return loader.dataset.__getitems__(key)  # type: ignore[attr-defined]
     alone = DataLoader(
         loader.dataset,
-        batch_sampler=[key],  # type: ignore[arg-type]
+        batch_sampler=[key],  # type: ignore[list-item]
         collate_fn=Loaded,
         num_workers=1,
         worker_init_fn=loader.worker_init_fn,

@@ -83,4 +83,4 @@ def compute(step: FixedStep, update: TaskUpdate, batch: Any) -> dict[str, str]:
 def checksum(tensor: Tensor) -> str:
     """Return a checksum of the bits of a tensor."""
     bits = tensor.detach().cpu().resolve_conj().contiguous().reshape(-1).view(torch.uint8)
-    return blake2b(bits.numpy()).hexdigest()
+    return blake2b(bits.numpy().tobytes()).hexdigest()
