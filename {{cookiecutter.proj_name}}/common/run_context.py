@@ -9,7 +9,8 @@ from typing import Any
 
 from loguru import logger
 
-from common.base.files import Appender, warn_on_oserror, write_text
+from common.base.errors import UserError
+from common.base.files import Appender, unused_path, write_text
 from common.checkpoint.folder import CheckpointFolder, LoadedCheckpoint, find_checkpoint
 from common.checkpoint.weights import weights_path
 from common.config import Resolved
@@ -85,7 +86,7 @@ class RunContext:
         only_weights: take only the weights of `checkpoint`, because this is a new run.
         folder: the run's folder, once it is open; None in all processes but the main one.
         seed: of the whole run, configured or drawn.
-        log, monitor: exist after `open`.
+        monitor: exists after `open`.
     """
 
     config: RunConfig
@@ -98,8 +99,8 @@ class RunContext:
     only_weights: bool = False
     folder: OpenRun | None = None
     seed: int = field(init=False)
-    log: Appender = field(init=False)
     monitor: Monitor = field(init=False)
+    _started: tuple[dict[str, Any], str] = field(init=False)  # the run's record, and a patch of its code
     _resumed: LoadedCheckpoint | None = None  # the checkpoint, if it is in this run's folder
     _is_open: bool = False
 
@@ -142,22 +143,17 @@ class RunContext:
         rank = self.rank
         resumed = self._resumed
         barrier(rank)  # all processes have read the checkpoint and built their parts without error
-        if rank.is_main:
-            attempt, patch = describe_start(self.project, self.argv, self.seed, rank)
-            is_resume = resumed is not None
-            self.folder = open_run(self.paths, self.values, attempt, patch, is_resume)
-        barrier(rank)  # the folder exists
         step = None
         banner = "started again"
         if resumed is not None:
             step = resumed.step
             banner = f"resumed at step {step}"
-        self.log = Appender(self.paths.log_file(rank.rank))
-        if self.log.path.stat().st_size > 0:
-            self.log.write(f"\n{f' {banner} ':=^100}\n")
-        setup_log(config.monitor.log_level, rank=rank.rank, file=self.log)
+        if rank.is_main:
+            self._started = describe_start(self.project, self.argv, self.seed, rank)
+            self.folder = open_run(self.paths, self.values, *self._started, resume=resumed is not None)
+        barrier(rank)  # the folder exists
+        self._open_log(banner)
         if self.folder is not None:
-            logger.info("started\n{}", environment_text(self.folder.record))
             checkpoints = CheckpointFolder(self.paths.checkpoints)
             checkpoints.clean()
             if resumed is not None:
@@ -168,27 +164,36 @@ class RunContext:
         if config.resume is not None and self.checkpoint is None:
             logger.info("resume {}: nothing was saved yet, so the run starts from the beginning", config.resume)
 
-    def keep_folder(self) -> None:
-        """Make the folder again, with all that was written so far, if it was moved or deleted.
+    def _open_log(self, banner: str = "") -> None:
+        """Continue in the log of the run's folder, after a line with `banner` if there is a log already."""
+        file = Appender(self.paths.log_file(self.rank.rank))
+        if file.path.stat().st_size > 0:
+            file.write(f"\n{f' {banner} ':=^100}\n")
+        setup_log(self.config.monitor.log_level, rank=self.rank.rank, file=file)
+        if self.folder is not None:
+            logger.info("started\n{}", environment_text(self.folder.record))
 
-        Call it before the first step and before each save. Every process must call it.
-        """
+    def keep_folder(self) -> None:
+        """Open a new folder if the run's was moved or deleted. Call it before each save; every process must."""
         before = self.paths.root
         made = None
-        if self.folder is not None:
-            with warn_on_oserror(f"{before}, which was moved or deleted,"):
-                if self.folder.make_again():
-                    made = self.paths.root
+        if self.folder is not None and not self.folder.lock.is_in_place():
+            self.folder.close()
+            self.paths.move_to(unused_path(before))  # another run may have its name by now
+            try:
+                self.folder = open_run(self.paths, self.values, *self._started, resume=False)
+                made = self.paths.root
+            except UserError as error:
+                logger.warning("{}", error)
         made = from_main(made, self.rank)
         if made is None:
             return
         self.paths.move_to(made)
-        with warn_on_oserror(f"{made}"):
-            self.log.write_again(self.paths.log_file(self.rank.rank))
-            self.monitor.begin_again()
-        if self.rank.is_main:
+        self._open_log()
+        if self.folder is not None:
+            self.monitor.write_to(self.folder, self.values)
             logger.warning(
-                "{} or what it held was moved or deleted: this and later checkpoints are in {}", before, made
+                "{} was moved or deleted: this and later checkpoints, lines and numbers are in {}", before, made
             )
 
     def end(self, outcome: Outcome) -> None:

@@ -176,7 +176,6 @@ class Trainer:
     def train(self) -> Outcome:
         """Train from the current position to the end of the run, an early stop or a signal."""
         check_trained(self.task, self.parameters)  # a plugin may have changed what is trainable
-        self.run.keep_folder()
         self.task.train()
         with (
             torch.autograd.set_detect_anomaly(self.config.debug.debug_mode),

@@ -45,7 +45,7 @@ def vanish(trainer: Any) -> None:
 
 @pytest.mark.parametrize("how", ["renamed", "deleted", "checkpoints", "replaced"])
 def test_the_folder_is_made_again(runs: Runs, monkeypatch: pytest.MonkeyPatch, how: str) -> None:
-    """With the whole record, so that it can be resumed like any other; another run's folder is left alone."""
+    """With the run's record, so that it can be resumed like any other; another run's folder is left alone."""
     uncut = runs.train(*SAVES, name="uncut")
     monkeypatch.setenv("VANISH", how)
     folder = runs.train(
@@ -57,11 +57,13 @@ def test_the_folder_is_made_again(runs: Runs, monkeypatch: pytest.MonkeyPatch, h
     assert same(load(folder)["model"], load(uncut)["model"])
     assert not (folder / "run.lock").exists()
     log = (folder / "train.log").read_text()
-    assert log.count("was moved or deleted") == 1 and f"later checkpoints are in {folder}" in log
-    assert "there is no checkpoint yet" not in log and "step  1/10" in log
+    is_new = how != "checkpoints"
+    assert log.count("was moved or deleted") == is_new and (f"numbers are in {folder}" in log) == is_new
+    assert "there is no checkpoint yet" not in log
     for event in ("train", "val"):
         found, expected = metrics(folder, event), metrics(uncut, event)
-        assert [entry["values"] for entry in found] == [entry["values"] for entry in expected]
+        values = [entry["values"] for entry in found]
+        assert values == [entry["values"] for entry in expected][-len(values) :]
     assert {"config.yaml", "run.json", "status.json", "event"} <= {path.name for path in folder.iterdir()}
     runs.train(*SAVES, "--resume", str(folder), "--progress.epoch", "3", name=folder.name)
     assert load(folder)["position"]["step"] == 15

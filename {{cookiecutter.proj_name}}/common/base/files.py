@@ -1,13 +1,12 @@
 """Atomic replacement of files, and appending to files."""
 
 import os
-import shutil
 import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO, Any, BinaryIO
+from typing import BinaryIO
 
 from loguru import logger
 
@@ -60,11 +59,7 @@ def why_unwritten(error: OSError, path: Path) -> str:
     for part in (path, *path.parents):
         if os.path.islink(part) and not os.path.exists(part):  # which never raise, even for a name that is too long
             return f"{part} links to {os.readlink(part)}, which does not exist"
-    text = error.strerror or str(error)
-    written = Path(error.filename or path)
-    if written.parent != path.parent:  # not the temporary file beside it
-        text += f" ({written})"
-    return text
+    return error.strerror or str(error)
 
 
 @contextmanager
@@ -86,13 +81,6 @@ def unused_path(stem: Path, suffix: str = "") -> Path:
     return path
 
 
-def is_at(path: Path, file: IO[Any]) -> bool:
-    """Return whether `path` still names an open file, which can be moved or deleted."""
-    if not path.exists():
-        return False
-    return os.path.samestat(os.fstat(file.fileno()), path.stat())
-
-
 class Appender:
     """Appends text (UTF-8) to a file, unbuffered: it can be followed, and a killed process loses nothing.
 
@@ -101,7 +89,7 @@ class Appender:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._file = path.open("a+b", buffering=0)
+        self._file = path.open("ab", buffering=0)
         self._unwritten = b""
         self._writing = threading.RLock()  # a signal handler may write in the middle of a write
 
@@ -116,21 +104,6 @@ class Appender:
             except OSError as error:
                 if not was_stuck:  # not to the log, which may be this file
                     print(f"warning: {self.path} cannot be written ({error}); the text is kept", file=sys.stderr)
-
-    def write_again(self, path: Path) -> None:
-        """Write the whole file again as `path`, and continue there: its folder was moved or deleted.
-
-        An open file can be read even then.
-        """
-        with self._writing:
-            if self._file.closed or is_at(path, self._file):
-                return
-            with atomic_file(path) as copy, suppress(OSError):
-                self._file.seek(0)
-                shutil.copyfileobj(self._file, copy)
-            self._file.close()
-            self.path = path
-            self._file = path.open("a+b", buffering=0)
 
     def close(self) -> None:
         """Close it. Safe to call twice."""

@@ -15,8 +15,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
-from multiprocessing import AuthenticationError
-from multiprocessing.connection import Client, Connection, answer_challenge, deliver_challenge, wait
+from multiprocessing.connection import Client, Connection, wait
 from pathlib import Path
 from typing import NoReturn
 
@@ -160,33 +159,23 @@ class _ConnectedMonitor(FailureMonitor):
 class _Hub:
     """On rank 0: a connection to every rank, itself included. Determines the first failure, and sends it to all."""
 
-    def __init__(self, server: socket.socket, key: bytes, world_size: int) -> None:
+    def __init__(self, server: socket.socket, key: bytes) -> None:
         self._server = server
         self._key = key
-        self._world_size = world_size
-        self._joined: list[int] = []  # the ranks
+        self._strangers: list[Connection] = []  # they have connected, and sent nothing
         self._members: dict[Connection, Failure] = {}  # with the failure to report if that rank is killed
-        for target in (self._accept, self._watch):
-            threading.Thread(target=target, name="failure hub", daemon=True).start()
+        threading.Thread(target=self._watch, name="failure hub", daemon=True).start()
 
     def _accept(self) -> None:
-        self._server.settimeout(_POLL_S)
-        while len(self._joined) < self._world_size:
-            with suppress(OSError):
-                client, _ = self._server.accept()
-                client.setblocking(True)
-                # A thread each: another program that connects and says nothing keeps no rank waiting.
-                connection = Connection(client.detach())
-                threading.Thread(target=self._join, args=(connection,), daemon=True).start()
-        self._server.close()
+        with suppress(OSError):
+            client, _ = self._server.accept()
+            self._strangers.append(_close_in_workers(Connection(client.detach())))
 
-    def _join(self, connection: Connection) -> None:
-        _close_in_workers(connection)
-        with suppress(OSError, EOFError, ValueError, AuthenticationError):  # another program connected
-            deliver_challenge(connection, self._key)
-            answer_challenge(connection, self._key)
-            self._members[connection] = if_killed = connection.recv()
-            self._joined.append(if_killed.rank)
+    def _admit(self, connection: Connection) -> None:
+        self._strangers.remove(connection)
+        with suppress(OSError, EOFError):  # another program
+            if connection.recv_bytes(len(self._key)) == self._key:
+                self._members[connection] = connection.recv()
 
     def _watch(self) -> None:
         """Send the first failure to all: at once, or a little later if another failure may be its cause."""
@@ -194,8 +183,13 @@ class _Hub:
         decide_at = float("inf")
         found: dict[int, Failure] = {}  # by rank
         while time.monotonic() < decide_at:
-            for connection in wait(list(self._members), _POLL_S):
-                assert isinstance(connection, Connection)
+            for connection in wait([self._server, *self._strangers, *self._members], _POLL_S):
+                if not isinstance(connection, Connection):
+                    self._accept()
+                    continue
+                if connection in self._strangers:
+                    self._admit(connection)
+                    continue
                 try:
                     message = connection.recv()
                 except (EOFError, OSError):
@@ -246,14 +240,16 @@ def connect(rank: Rank) -> FailureMonitor:
     if rank.is_main:
         key = secrets.token_bytes(16)
         server = socket.create_server((interface, 0), backlog=rank.world_size)
-        hub = _Hub(server, key, rank.world_size)
+        os.register_at_fork(after_in_child=server.close)
+        hub = _Hub(server, key)
         offer = (if_killed, server.getsockname()[1], key)
     main_if_killed, port, key = from_main(offer, rank)
     connection = None
     try:
-        connection = _close_in_workers(Client((address, port), authkey=key))
-        _send(connection, if_killed)
-    except (OSError, EOFError, AuthenticationError) as error:
+        connection = _close_in_workers(Client((address, port)))
+        connection.send_bytes(key)
+        connection.send(if_killed)
+    except OSError as error:
         text = "{} cannot reach rank 0 at {}:{} ({}), so it will notice failures of other ranks late"
         logger.warning(text, rank, address, port, error)
     return _ConnectedMonitor(rank, connection, main_if_killed, hub)

@@ -99,13 +99,19 @@ class Monitor:
         self._bar_values: dict[str, str] = {}
         self.recorder: Recorder | NullRecorder = NullRecorder()
         if run is not None:
-            folder = run.folder
-            self._folder = folder
             # tqdm's `disable`: None shows the bar on a terminal only.
             self._hides_bar = {"auto": None, "on": False, "off": True}[config.bar]
-            self.texts = {"run/config": dump(values), "run/environment": environment_text(run.record)}
-            about = WriterRun(folder.root, folder.name, run.id, values, resume_step)
-            self.recorder = Recorder(folder.metrics_file, about, config.writers, self.texts, attempt=run.attempt)
+            self.write_to(run, values, resume_step)
+
+    def write_to(self, run: OpenRun, values: Mapping[str, Any], resume_step: int | None = None) -> None:
+        """Begin the files in the folder of `run`; again if it was moved. The arguments are those of the class."""
+        self.recorder.close()
+        folder = run.folder
+        self._folder = folder
+        self.texts |= {"run/config": dump(values), "run/environment": environment_text(run.record)}
+        about = WriterRun(folder.root, folder.name, run.id, values, resume_step)
+        self.recorder = Recorder(folder.metrics_file, about, self.config.writers, self.texts, attempt=run.attempt)
+        self._status("running", self.step)
 
     @contextmanager
     def training(
@@ -241,12 +247,6 @@ class Monitor:
             best=best,
             numbered=numbered,
         )
-
-    def begin_again(self) -> None:
-        """Write all numbers again, and the status: the run's folder was moved or deleted, and made again."""
-        if self._folder is not None:
-            self.recorder.write_again(self._folder.metrics_file)
-            self._status("running", self.step)
 
     def end(self, state: State, at: Position, reason: str) -> None:
         """Write the last line, entry and status of the run. Nothing can be written afterwards."""

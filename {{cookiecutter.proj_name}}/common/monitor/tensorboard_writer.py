@@ -1,11 +1,7 @@
 """TensorBoard's files."""
 
-import os
-import socket
-import time
 from collections.abc import Mapping
 from textwrap import indent
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,42 +15,29 @@ _FIRST = {"train": "Train", "val": "Val"}
 
 @WRITER_REGISTRY.register("tensorboard")
 class TensorBoardWriter(Writer):
-    """Curves, pictures and texts, in the run folder's `event/`.
-
-    Each entry is in the file when its call returns. PyTorch's SummaryWriter leaves this to a thread, and waiting for
-    that thread to release Python's lock takes longer than writing.
-    """
+    """Curves, pictures and texts, in the run folder's `event/`."""
 
     def __init__(self, run: WriterRun) -> None:
-        from tensorboard.compat.proto.event_pb2 import Event, SessionLog
-        from tensorboard.summary.writer.record_writer import RecordWriter
-        from torch.utils.tensorboard import summary
+        from torch.utils.tensorboard import SummaryWriter
 
-        folder = run.folder / "event"
-        folder.mkdir(exist_ok=True)
-        name = f"events.out.tfevents.{int(time.time())}.{socket.gethostname()}.{os.getpid()}"
-        self.records = RecordWriter((folder / name).open("ab", buffering=0))
-        self.event = Event
-        self.summary = summary
-        self.write(0, file_version="brain.Event:2")
+        purge_step = None
         if run.resume_step is not None:  # TensorBoard then leaves out earlier points of later steps
-            self.write(run.resume_step + 1, session_log=SessionLog(status=SessionLog.START))
-
-    def write(self, step: int, **content: Any) -> None:
-        """Append an entry."""
-        event = self.event(step=step, wall_time=time.time(), **content)
-        self.records.write(event.SerializeToString())
+            purge_step = run.resume_step + 1
+        self.board = SummaryWriter(str(run.folder / "event"), purge_step=purge_step, flush_secs=10)
 
     def scalars(self, event: str, step: int, values: Mapping[str, float]) -> None:
         group = _FIRST.get(event, event)
-        points = [{"tag": f"{group}/{name}", "simple_value": value} for name, value in values.items()]
-        self.write(step, summary={"value": points})
+        for name, value in values.items():
+            self.board.add_scalar(f"{group}/{name}", value, step)
 
     def image(self, step: int, tag: str, image: NDArray[np.uint8]) -> None:
-        self.write(step, summary=self.summary.image(tag, image, dataformats="HWC"))
+        self.board.add_image(tag, image, step, dataformats="HWC")
 
     def text(self, step: int, tag: str, text: str) -> None:
-        self.write(step, summary=self.summary.text(tag, indent(text, "    ")))  # in Markdown: shown as it is
+        self.board.add_text(tag, indent(text, "    "), step)  # in Markdown: shown as it is
+
+    def flush(self) -> None:
+        self.board.flush()
 
     def close(self, state: str) -> None:
-        self.records.close()
+        self.board.close()

@@ -4,7 +4,7 @@ import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, ClassVar
@@ -134,13 +134,6 @@ class Recorder:
         """Flush everything written so far. Call it with every checkpoint."""
         self._file.write("")
         self._call("flush")
-
-    def write_again(self, metrics_file: Path) -> None:
-        """Write `metrics.jsonl` again and continue there, as do the writers: the run's folder was moved or deleted."""
-        self._file.write_again(metrics_file)
-        self._call("close", "running")
-        self._run = replace(self._run, folder=metrics_file.parent, resume_step=None)
-        self._writers = None
 
     def close(self) -> None:
         """Flush and close; nothing can be written afterwards. Safe to call twice."""

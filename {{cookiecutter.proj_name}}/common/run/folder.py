@@ -15,9 +15,7 @@ from common.config import dump
 from common.distributed import Rank
 from common.run.paths import RunPaths
 from common.run.record import read_attempts
-from common.run.status import FolderLock, is_held
-
-_RECORD = ("config*.yaml", "git*.diff", "run.json", "job.sh")
+from common.run.status import FolderLock
 
 
 @dataclass(frozen=True)
@@ -29,7 +27,6 @@ class OpenRun:
         id: name and first start of the run; the same in every attempt.
         record: this attempt's entry of `run.json`.
         before: the texts of `run.json` and `status.json` before this attempt.
-        kept: the texts of the files that record how the run was started, by name.
     """
 
     folder: RunPaths
@@ -38,34 +35,6 @@ class OpenRun:
     id: str
     record: dict[str, Any] = field(repr=False)
     before: Mapping[Path, str] = field(repr=False)
-    kept: dict[str, str] = field(default_factory=dict, repr=False)
-
-    def make_again(self) -> bool:
-        """Make the folder again if it was moved, deleted or unmounted. Returns whether that was necessary.
-
-        If another run has its name by now, this run continues beside it, under another name. Call it before the first
-        step, to read what will be written then. Raises `OSError`, and `UserError` as in `open_run`.
-        """
-        folder = self.folder
-        if self.lock.is_in_place():
-            if not self.kept:
-                texts = {}
-                for pattern in _RECORD:
-                    for file in folder.root.glob(pattern):
-                        texts[file.name] = file.read_text(errors="surrogateescape")
-                self.kept.update(texts)
-            is_whole = folder.checkpoints.is_dir()
-            folder.checkpoints.mkdir(exist_ok=True)
-            return not is_whole
-        record = folder.record_file
-        is_another = record.exists() and record.read_text() != self.kept.get(record.name)
-        if is_another or is_held(folder.lock_file):
-            folder.move_to(unused_path(folder.root))
-        folder.checkpoints.mkdir(parents=True, exist_ok=True)
-        self.lock.move_to(folder.lock_file)
-        for name, text in self.kept.items():
-            write_text(folder.root / name, text)
-        return True
 
     def forget(self) -> None:
         """Remove the record of this attempt, a resume that was refused: the next one starts from the config before."""

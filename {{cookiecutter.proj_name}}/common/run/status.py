@@ -13,7 +13,7 @@ from typing import Any, Literal, TextIO
 from loguru import logger
 
 from common.base.errors import UserError
-from common.base.files import is_at, write_text
+from common.base.files import write_text
 from common.run.paths import RunPaths
 
 State = Literal["running", "stopped", "failed", "finished"]
@@ -93,13 +93,6 @@ class FolderLock:
         file.flush()
         return lock
 
-    def move_to(self, path: Path) -> None:
-        """Lock the file `path` instead. Raises `UserError` if another process holds it."""
-        self._file.close()
-        other = FolderLock.take(path)
-        self.path = other.path
-        self._file = other._file
-
     def release(self) -> None:
         """Unlock the folder. Safe to call twice; a file that another process has put in its place stays."""
         with suppress(OSError):
@@ -109,7 +102,9 @@ class FolderLock:
 
     def is_in_place(self) -> bool:
         """Return whether `path` still names the file that is locked."""
-        return is_at(self.path, self._file)
+        if not self.path.exists():
+            return False
+        return os.path.samestat(os.fstat(self._file.fileno()), self.path.stat())
 
 
 def is_held(path: Path) -> bool:
