@@ -1,10 +1,9 @@
 """Infinities and NaNs, found before they reach a checkpoint."""
 
 import math
-from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from loguru import logger
@@ -14,16 +13,16 @@ from common.base.parts import installed, part
 from common.checkpoint.saver import Saver
 from common.checkpoint.state import RunState
 from common.data.loader import BatchStream, bad_samples, sample_text
-from common.distributed import Rank, has_streams
+from common.distributed import Rank
 from common.distributed.collectives import local
 from common.failure.program import TrainingError
 from common.optim.precision import Precision
 from common.progress import Position
 
-# Steps that fp16 skips in a row: a warning, or while the first scale is sought (from 65,536 down); the end of the run.
+# Steps that fp16 skips in a row: a warning; the end of the run.
 _WARNED = 5
-_SEARCH = 10
 _ENDED = 20
+_MOST_PENDING = 1000  # values on a device, without a log line
 
 
 def are_finite(tensors: Sequence[Tensor]) -> bool:
@@ -40,23 +39,24 @@ class LossCheck:
     """Ends the run before the optimizer uses a loss or a gradient of this process that is not finite.
 
     On the CPU a loss is checked before the backward pass, which no other process can then finish. The host never waits
-    for a GPU: values are copied while it continues, and checked as soon as one is asked for after they have come. So a
-    few steps may be taken with a bad one; they are never saved, see `Trainer.check_losses`.
+    for a GPU: its values are read together, at the next log line, evaluation or save. So steps may be taken with a bad
+    one; they are never saved, see `Trainer.check_losses`.
     """
 
     def __init__(self, stream: BatchStream, saver: Saver, rank: Rank) -> None:
         self._stream = stream
         self._saver = saver
         self._rank = rank
-        self._coming = deque[_Copied]()  # losses and norms of gradients, in the order in which they were computed
+        # Losses and norms of gradients that are on a device, in the order in which they were computed.
+        self._pending: list[tuple[Tensor, Callable[[float], TrainingError]]] = []
 
     def __call__(self, step: int, loss: Tensor) -> None:
-        """Check the loss of `step`, counted from 1; on a GPU, those before it that have come."""
+        """Check the loss of `step`, counted from 1."""
         if isinstance(loss, Tensor) and loss.numel() == 1:  # of any other, `backward` says what is wrong
             self._check(loss, lambda _: bad_loss(step, self._stream, self._saver, self._rank))
 
     def gradient(self, at: Position, update: str, norm: Tensor) -> None:
-        """Check the gradient of an update of the step that begins `at`, by its norm; one on a GPU later."""
+        """Check the gradient of an update of the step that begins `at`, by its norm."""
         self._check(norm, partial(self.bad_gradient, at, update))
 
     def bad_gradient(self, at: Position, update: str, norm: float) -> TrainingError:
@@ -70,34 +70,24 @@ class LossCheck:
         return not_finite(f"the gradient {where}, has the norm {norm:g}, though its loss is finite", self._saver)
 
     def finish(self) -> None:
-        """Check what was copied. Waits for the device."""
-        if self._coming:
-            self._coming[-1].event.synchronize()  # the others came before it
-        while self._coming:
-            self._coming.popleft().check()
+        """Check what is on a device. Waits for it."""
+        pending = self._pending
+        self._pending = []
+        if not pending:
+            return
+        values = torch.stack([value.reshape(()) for value, _ in pending]).tolist()
+        for value, (_, error) in zip(values, pending, strict=True):
+            if not math.isfinite(value):
+                raise error(value)
 
     def _check(self, value: Tensor, error: Callable[[float], TrainingError]) -> None:
         if value.is_cpu:
             if not math.isfinite(value.item()):
                 raise error(value.item())
-        elif has_streams(value.device):  # an Apple GPU has none: its values wait for the next log line
-            self._coming.append(_Copied(value, error))
-            while self._coming and self._coming[0].event.query():
-                self._coming.popleft().check()
-
-
-class _Copied:
-    """A scalar on its way from the device; `event`: when it has come."""
-
-    def __init__(self, value: Tensor, error: Callable[[float], TrainingError]) -> None:
-        self.value = value.detach().to("cpu", non_blocking=True)
-        self.error = error
-        self.event = torch.Event(value.device)
-        self.event.record()
-
-    def check(self) -> None:
-        if not math.isfinite(self.value.item()):
-            raise self.error(self.value.item())
+            return
+        self._pending.append((value.detach(), error))
+        if len(self._pending) == _MOST_PENDING:
+            self.finish()
 
 
 class ScaledSteps:
@@ -113,7 +103,6 @@ class ScaledSteps:
         self.steps = 0
         self.total = 0
         self._in_a_row = 0
-        self._warn_at = _SEARCH
         self._precision = precision
         self._saver = saver
 
@@ -122,7 +111,6 @@ class ScaledSteps:
         self.steps += 1
         if taken:
             self._in_a_row = 0
-            self._warn_at = _WARNED
             return
         self.skipped += 1
         self.total += 1
@@ -131,7 +119,7 @@ class ScaledSteps:
         what = f"the gradients of the last {self._in_a_row} steps, to step {step}, are not finite in fp16"
         if self._in_a_row >= _ENDED or scale < 1:
             raise not_finite(f"{what}, with a loss scale down to {scale:g}: they were skipped", self._saver)
-        if self._in_a_row == self._warn_at:
+        if self._in_a_row == _WARNED:
             logger.warning("{}: they were skipped, and the loss scale is {:g} now", what, scale)
 
     def read(self) -> tuple[int, int]:
@@ -142,41 +130,17 @@ class ScaledSteps:
         return found
 
 
-class StepGuard(Protocol):
-    """The seat `guard` of an optimizer step: judges each update before the optimizer, in place of `LossCheck`.
-
-    Attributes:
-        may_be_new: a run may resume with a guard that its checkpoint knows nothing of.
-    """
-
-    may_be_new: bool
-
-    def begin(self) -> None: ...
-
-    def __call__(self, step: int, loss: Tensor) -> None: ...
-
-    def refuses(self, update: str, norm: Tensor, at: Position, scale_helps: Callable[[], bool]) -> bool: ...
-
-    def taken(self) -> None: ...
-
-    def saved(self, step: int) -> None: ...
-
-    def state_dict(self) -> dict[str, Any]: ...
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
-
-
 def step_check(
     config: Any, stream: BatchStream, saver: Saver, state: RunState, strategy: Any, monitor: Any
-) -> LossCheck | StepGuard | None:
-    """Return what checks the losses of a stage with this `RunConfig`.
+) -> LossCheck | Any:
+    """Return what checks the losses of a stage with this `RunConfig`: a `LossCheck`, or None in debug mode.
 
-    The guard of parts/bad_steps also judges gradients, and is saved with the run.
+    The guard of parts/bad_steps, in its place, judges each update before the optimizer, and is saved with the run.
     """
     if config.debug.debug_mode:  # anomaly detection names the operation; with it, each step is logged, and so checked
         return None
     bad_steps = part("bad_steps", "guard")
-    guard: StepGuard | None = None
+    guard = None
     if bad_steps is not None:
         guard = bad_steps.build(config.optim, stream, saver, state, strategy, monitor)
     if guard is None:

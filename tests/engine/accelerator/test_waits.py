@@ -40,13 +40,13 @@ def test_what_must_be_known_in_each_step_is_waited_for_once(waits: Waits, words:
 def test_those_of_a_log_line_an_evaluation_and_a_save(waits: Waits) -> None:
     """In a run with five log lines, two validations of a batch each, and two saves."""
     found = waits()
-    losses = {"event.synchronize  common/finite.py finish": 5}
+    losses = {"copy to the host  common/finite.py finish": 5}
     read = {"copy to the host  common/monitor/meter.py to_floats": 5, "item  common/monitor/monitor.py train": 5}
     assert found["log"] == losses | read
     checked = "item  common/finite.py are_finite"
     assert found["save"] == {checked: 2, "device.synchronize  common/checkpoint/saver.py _copy_to_host": 2}
     assert found["validate"] == {
-        "event.synchronize  common/finite.py finish": 1,  # the other validation follows a log line
+        "copy to the host  common/finite.py finish": 1,  # the other validation follows a log line
         "copy to the host  common/monitor/meter.py to_floats": 3,
         "item  custom/metric/accuracy_metric.py update": 4,
         "copy to the host  custom/tasks/classification_task.py sample_errors": 6,

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -52,7 +52,6 @@ class Saver(AbstractContextManager["Saver"]):
         self.folder = folder
         self.config = config
         self.rank = rank
-        self._buffers: dict[tuple[Any, ...], Tensor] = {}
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self.after_write: list[Callable[..., object]] = []
         self.at_end: list[Callable[..., object]] = []
@@ -92,32 +91,7 @@ class Saver(AbstractContextManager["Saver"]):
 
     def wait(self) -> None:
         """Wait until nothing is being written. Raises like `save`."""
-        if self._pending is not None:
-            wait([self._pending])
-        self.check()
-
-    def __exit__(self, *error: object) -> None:
-        """After training, even after an error, nothing is being written, and the folder can be unlocked.
-
-        With several processes it does not wait after an error, since all of them must end.
-        """
-        if self.rank.is_single_process and self._pending is not None:
-            wait([self._pending])
-
-    def finish(self, stopped_by: Callable[[], int] = lambda: 0) -> None:
-        """Wait, also for the functions in `at_end`; not long if a signal, `stopped_by`, ends the run.
-
-        Raises like `save`, and also if the last save failed, since the run is then incomplete.
-        """
-        self.wait()
-        for function in self.at_end:
-            function(stopped_by)
-        if self._failed:
-            raise UserError(f"the last checkpoint could not be written; {self.folder.last_good}")
-
-    def check(self) -> None:
-        """Report a save that failed, without waiting. Raises like `save`."""
-        if self._pending is None or not self._pending.done():
+        if self._pending is None:
             return
         error = self._pending.exception()
         self._pending = None
@@ -132,6 +106,29 @@ class Saver(AbstractContextManager["Saver"]):
             raise UserError(f"saving a checkpoint failed {self._failed} times in a row: {what}")
         left = self.config.failures - self._failed
         logger.error("checkpoint not written: {}. Training continues; more failures that end it: {}", what, left)
+
+    def check(self) -> None:
+        """Report a save that failed, without waiting. Raises like `save`."""
+        if self._pending is not None and self._pending.done():
+            self.wait()
+
+    def __exit__(self, *error: object) -> None:
+        """After training, even after an error, nothing is being written, and the folder can be unlocked.
+
+        With several processes it does not wait after an error, since all of them must end.
+        """
+        self._executor.shutdown(wait=self.rank.is_single_process)
+
+    def finish(self, stopped_by: Callable[[], int] = lambda: 0) -> None:
+        """Wait, also for the functions in `at_end`; not long if a signal, `stopped_by`, ends the run.
+
+        Raises like `save`, and also if the last save failed, since the run is then incomplete.
+        """
+        self.wait()
+        for function in self.at_end:
+            function(stopped_by)
+        if self._failed:
+            raise UserError(f"the last checkpoint could not be written; {self.folder.last_good}")
 
     def _write(self, state: State, step: int, numbered: bool, best: bool) -> None:
         number = step if numbered else None
@@ -150,33 +147,25 @@ class Saver(AbstractContextManager["Saver"]):
         logger.log(level, "saved {} (step {}, {:.2f} s)", names, step, time.monotonic() - self._saved_at)
 
     def _copy_to_host(self, state: Any) -> Any:
-        """`state` with its tensors copied to host memory, on the main process; valid until the next call.
+        """`state` with its tensors copied to host memory, on the main process.
 
-        The memory is used again: new pages would take several times as long. Sharded tensors are gathered one after the
-        other; without `background`, all others stay where they are. Every process must call this.
+        Sharded tensors are gathered one after the other; without `background`, all others stay where they are. Every
+        process must call this.
         """
-        # By where a tensor lies, in this save; `_buffers`: by its place in the state, for all saves.
-        seen: dict[tuple[Any, ...], Tensor] = {}
+        copies: dict[tuple[Any, ...], Tensor] = {}  # two names of one tensor (tied weights) stay one in the file
 
         def copy_tensor(value: Any, path: tuple[Any, ...]) -> Any:
             is_copied = self.config.background or is_sharded(value)
             if not is_copied or not isinstance(value, Tensor):
                 return value
-            # Two names of one tensor (tied weights) stay one tensor in the file.
             part = local(value)
             identity = (part.data_ptr(), part.device, part.dtype, value.shape, value.stride())
             value = whole(value)
-            if not self.rank.is_main:
-                return None
-            if value.numel() and identity in seen:
-                return seen[identity]
-            buffer = self._buffers.get(path)
-            later = has_streams(value.device)
-            if buffer is None or buffer.shape != value.shape or buffer.dtype != value.dtype:
-                buffer = torch.empty(value.shape, dtype=value.dtype, pin_memory=later)
-            self._buffers[path] = buffer
-            seen[identity] = buffer
-            return buffer.copy_(value.detach(), non_blocking=later)
+            if self.rank.is_main and identity not in copies:
+                later = has_streams(value.device)
+                copy = torch.empty(value.shape, dtype=value.dtype, pin_memory=later)
+                copies[identity] = copy.copy_(value.detach(), non_blocking=later)
+            return copies.get(identity)
 
         copy = map_leaves(state, copy_tensor)
         if has_streams(self.rank.device):  # one wait for all copies
