@@ -67,7 +67,7 @@ def interval_table(trainer: Trainer) -> str:
     """List the actions and their intervals, one per line, in the order of the loop."""
     names = ("log line, scalars", "validation", "evaluation", "latest.pt", "step_*.pt")
     lines = []
-    for name, interval in zip(names, trainer.triggers.intervals.values(), strict=True):
+    for name, interval in zip(names, trainer.triggers.intervals, strict=True):
         text = describe_interval(interval)
         if (name == "validation" and not trainer.val) or (name == "evaluation" and not trainer.evaluation):
             text = "never (no data)"

@@ -52,12 +52,23 @@ class LossCheck:
 
     def __call__(self, step: int, loss: Tensor) -> None:
         """Check the loss of `step`, counted from 1."""
-        if isinstance(loss, Tensor) and loss.numel() == 1:  # of any other, `backward` says what is wrong
-            self._check(loss, lambda _: bad_loss(step, self._stream, self._saver, self._rank))
+        if not isinstance(loss, Tensor) or loss.numel() != 1:  # `backward` says what is wrong
+            return
+        if not loss.is_cpu:
+            self._pending.append((loss.detach(), lambda _: self._bad_loss(step)))
+        elif not math.isfinite(loss.item()):
+            raise self._bad_loss(step)
+        if len(self._pending) >= _MOST_PENDING:
+            self.finish()
+
+    def _bad_loss(self, step: int) -> TrainingError:
+        return bad_loss(step, self._stream, self._saver, self._rank)
 
     def gradient(self, at: Position, update: str, norm: Tensor) -> None:
-        """Check the gradient of an update of the step that begins `at`, by its norm."""
-        self._check(norm, partial(self.bad_gradient, at, update))
+        """Check the gradient of an update of the step that begins `at`, by its norm; on the CPU it is not finite."""
+        self._pending.append((norm, partial(self.bad_gradient, at, update)))
+        if norm.is_cpu:
+            self.finish()
 
     def bad_gradient(self, at: Position, update: str, norm: float) -> TrainingError:
         """Return the error for a gradient that is not finite though the losses are: it is the sum over all samples."""
@@ -79,15 +90,6 @@ class LossCheck:
         for value, (_, error) in zip(values, pending, strict=True):
             if not math.isfinite(value):
                 raise error(value)
-
-    def _check(self, value: Tensor, error: Callable[[float], TrainingError]) -> None:
-        if value.is_cpu:
-            if not math.isfinite(value.item()):
-                raise error(value.item())
-            return
-        self._pending.append((value.detach(), error))
-        if len(self._pending) == _MOST_PENDING:
-            self.finish()
 
 
 class ScaledSteps:

@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Annotated, Any, Literal, NamedTuple
@@ -81,33 +81,9 @@ class Interval:
     def __bool__(self) -> bool:
         return bool(self.amount)
 
-    def times_passed(self, at: Position) -> int:
-        """Return how many times this interval has passed at `at`. Exact: calculated in integers."""
-        amount = self.amount.numerator
-        per = self.amount.denominator
-        if self.unit == "step":
-            return at.step * per // amount
-        if not at.epoch_size:
-            return at.epoch * per // amount
-        samples = at.epoch * at.epoch_size + at.sample
-        return samples * per // (amount * at.epoch_size)
-
     def is_due(self, before: Position, after: Position) -> bool:
         """Return whether a multiple of this interval lies in (before, after]."""
-        return bool(self) and self.times_passed(after) > self.times_passed(before)
-
-    def earliest_step(self, at: Position, samples_per_step: int) -> float:
-        """Return the step before which this cannot be due again in this epoch; exact, or a little too early."""
-        if not self:
-            return math.inf
-        due = (self.times_passed(at) + 1) * self.amount
-        if self.unit == "step":
-            return math.ceil(due)
-        if not at.epoch_size:
-            return math.inf
-        # With `drop_last`, the last step of an epoch can count for almost two.
-        missing = (due - at.epoch) * at.epoch_size - at.sample
-        return at.step + max(1, int(missing / samples_per_step))
+        return are_due([self], before, after)[0]
 
     def in_steps(self, steps_per_epoch: int | None) -> int:
         """This length in optimizer steps, rounded to the nearest; at least 1, or 0 for never.
@@ -122,6 +98,21 @@ class Interval:
             length = f"{float(self.amount):g}epoch"
             raise UserError(f'{length}: the dataset has no length; set this in steps, as in "1000step"')
         return max(1, round(self.amount * steps_per_epoch))
+
+
+def are_due(intervals: Iterable[Interval], before: Position, after: Position) -> list[bool]:
+    """Return for each interval whether a multiple of it lies in (before, after]. Exact: calculated in integers."""
+    size = after.epoch_size
+    spans = {"step": (before.step, after.step, 1), "epoch": (before.epoch, after.epoch, 1)}
+    if size:
+        spans["epoch"] = (before.epoch * size + before.sample, after.epoch * size + after.sample, size)
+    found = []
+    for interval in intervals:
+        start, end, unit = spans[interval.unit]
+        length = interval.amount.numerator * unit
+        per = interval.amount.denominator
+        found.append(length > 0 and end * per // length > start * per // length)
+    return found
 
 
 @dataclass(frozen=True)
@@ -174,7 +165,7 @@ class ProgressConfig:
 
 
 class Due(NamedTuple):
-    """The actions that are due after a step."""
+    """The actions that are due after a step, in the order of the loop."""
 
     log: bool = False
     validate: bool = False
@@ -184,64 +175,40 @@ class Due(NamedTuple):
     is_last: bool = False
 
 
-_NOTHING = Due()
-
-
 class Triggers:
     """Decides which actions are due after a step.
 
     Args:
-        samples_per_step: over all ranks.
         steps_per_epoch: None if the data has no length.
 
     Attributes:
         intervals: of the actions, in the order of the loop.
     """
 
-    def __init__(
-        self,
-        config: ProgressConfig,
-        samples_per_step: int,
-        steps_per_epoch: int | None = None,
-    ) -> None:
-        self._config = config
-        self._samples_per_step = samples_per_step
-        self._next_step: float = 0  # nothing is due before this step, unless the epoch ends
+    def __init__(self, config: ProgressConfig, steps_per_epoch: int | None = None) -> None:
+        self._epochs = config.epoch or math.inf
+        self._steps = config.max_steps or math.inf
         log = Interval.parse(config.log_every, "step")
         if log.unit == "step" and log.amount > (steps_per_epoch or math.inf):
             # With a few steps per epoch, most validations would have no training loss beside them.
             log = Interval.parse(1, "epoch")
-        self.intervals = {
-            "log": log,
-            "validate": Interval.parse(config.epoch_val, "epoch"),
-            "evaluate": Interval.parse(config.epoch_eval, "epoch"),
-            "save_latest": Interval.parse(config.epoch_save_latest, "epoch"),
-            "save_numbered": Interval.parse(config.epoch_save_checkpoint, "epoch"),
-        }
+        self.intervals = [log]
+        saves = (config.epoch_save_latest, config.epoch_save_checkpoint)
+        for value in (config.epoch_val, config.epoch_eval, *saves):
+            self.intervals.append(Interval.parse(value, "epoch"))
 
     def due(self, before: Position, after: Position) -> Due:
         """Return the actions due after the step from `before` to `after`.
 
         After the last step, all that are not "never".
         """
-        if after.step < self._next_step and after.epoch == before.epoch:
-            return _NOTHING
-        self._next_step = self._config.max_steps or math.inf
-        is_last = self.is_over(after)
-        due = {}
-        for name, interval in self.intervals.items():
-            earliest = interval.earliest_step(after, self._samples_per_step)
-            self._next_step = min(self._next_step, earliest)
-            due[name] = bool(interval)
-            if not is_last:
-                due[name] = interval.is_due(before, after)
-        return Due(**due, is_last=is_last)
+        if after.epoch >= self._epochs or after.step >= self._steps:  # `is_over`, without a call in each step
+            return Due(*map(bool, self.intervals), is_last=True)
+        return Due(*are_due(self.intervals, before, after))
 
     def is_over(self, at: Position) -> bool:
         """Return whether the run has reached its configured end."""
-        epochs = self._config.epoch or math.inf
-        steps = self._config.max_steps or math.inf
-        return at.epoch >= epochs or at.step >= steps
+        return at.epoch >= self._epochs or at.step >= self._steps
 
 
 @dataclass

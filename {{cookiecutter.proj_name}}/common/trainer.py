@@ -85,7 +85,7 @@ class Trainer:
 
         steps_per_epoch = self.stream.steps_per_epoch
         self.total_steps = total_steps(config.progress, steps_per_epoch)
-        self.triggers = Triggers(config.progress, self.stream.samples_per_step, steps_per_epoch)
+        self.triggers = Triggers(config.progress, steps_per_epoch)
         self.progress = TrainState(Position(epoch_size=self.stream.epoch_size))
         self.latest_step = None
         self.classes = None

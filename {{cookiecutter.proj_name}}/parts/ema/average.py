@@ -70,7 +70,7 @@ class Ema(Average):
         `at` is the position before that step. Before `start`, the weights become the average.
         """
         self._steps += 1
-        if self._start and not self._start.times_passed(at):
+        if self._start and not self._start.is_due(Position(), at):
             _copy(self._parts, self._weights(model))
             return
         if self._steps % self._config.every:
