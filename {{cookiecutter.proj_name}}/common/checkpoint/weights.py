@@ -42,20 +42,21 @@ class InitConfig:
 
 
 def load_weights(model: nn.Module, weights: State, source: str, left_out: Collection[str] = ()) -> None:
-    """Load a state dict into the unwrapped model, every key or none. Those in `left_out` stay as they are.
+    """Load a state dict into the unwrapped model. Tensors named in `left_out` stay as they are.
 
     Raises:
         UserError: keys are missing, left over, or of another shape; the message lists which.
     """
-    expected = model.state_dict()
-    for name in left_out:
-        expected.pop(name, None)
-    report = _misfits(expected, weights)
-    if report:
-        kind = type(getattr(model, "model", model)).__name__
-        lines = [f"{source} was made by a different model than {kind}:", *report]
-        raise UserError("\n".join([*lines, "  Does model.* in the config describe the model that was trained?"]))
-    model.load_state_dict(weights, strict=not left_out)
+    own = model.state_dict()
+    kept = {name: own[name] for name in left_out if name in own}
+    try:
+        model.load_state_dict({**kept, **weights})
+    except RuntimeError as error:
+        raise UserError(
+            f"{source} is of a different model: {error}\n"
+            "  Does model.* in the config describe the model that was trained? init_from.exclude keeps initial\n"
+            "  values, init_from.strict: false loads what fits."
+        ) from error
 
 
 def init_weights(model: nn.Module, config: InitConfig, project: Path, rank: Rank) -> None:
@@ -72,26 +73,31 @@ def init_weights(model: nn.Module, config: InitConfig, project: Path, rank: Rank
     path = Path(weights_path(config.path, project) or "")
     if _is_address(config.path):
         path = _download(config.path, rank)
-    weights = _select(_read_weights(path), config)
-    wanted = model.state_dict()
-    size = len(wanted)
-    for key in list(wanted):
-        if any(fnmatchcase(key, pattern) for pattern in config.exclude):
-            wanted.pop(key)
-            weights.pop(key, None)
+    weights = _read_weights(path, config)
+    own = model.state_dict()
+    others = join_names(sorted(weights.keys() - own.keys()))
     fitting = {}
-    for key, value in weights.items():
-        if key in wanted and not _differ(value, wanted[key]):
-            fitting[key] = value
-    misfits = _misfits(wanted, weights)
-    report = "\n".join([f"{len(fitting)} of {size} entries of the model from {path}", *misfits])
+    kept = []
+    for key, value in own.items():
+        is_excluded = any(fnmatchcase(key, pattern) for pattern in config.exclude)
+        if not is_excluded and key in weights and (config.strict or _shape(weights[key]) == _shape(value)):
+            fitting[key] = weights[key]
+        elif is_excluded or not config.strict:
+            kept.append(key)
+        weights.pop(key, None)
     if not fitting:
-        raise UserError(f"init_from: no key of the file fits the model; prefix and rename can change that\n{report}")
-    if config.strict and misfits:
-        advice = "exclude parameters to keep at their initial values, or set init_from.strict: false to load what fits"
-        raise UserError(f"init_from: {report}\n  {advice}")
-    model.load_state_dict(fitting, strict=False)
-    logger.info("init_from: {}", report)
+        raise UserError(
+            f"init_from: no key of the file fits the model; prefix and rename can change that. {path} has: {others}"
+        )
+    if config.strict:
+        fitting |= weights  # those that the model does not have
+    load_weights(model, fitting, f"init_from: {path}", kept)
+    report = f"{len(own) - len(kept)} of {len(own)} entries of the model from {path}"
+    logger.info("init_from: {}; as initialized: {}; not in the model: {}", report, join_names(kept), others)
+
+
+def _shape(value: Any) -> Any:
+    return getattr(value, "shape", None)  # other state is a module's own: its `set_extra_state` checks it
 
 
 def weights_path(path: str | None, project: Path) -> str | None:
@@ -121,48 +127,23 @@ def _download(address: str, rank: Rank) -> Path:
     return path
 
 
-def _read_weights(path: Path) -> dict[str, Any]:
+def _read_weights(path: Path, config: InitConfig) -> dict[str, Any]:
+    """Read weights: those with the prefix, renamed."""
     state = load_archive(path)
     if is_checkpoint(state, path):
-        return averaged_state_dict(state["model"], state)
-    if not isinstance(state, dict):
+        named = averaged_state_dict(state["model"], state)
+    elif isinstance(state, dict):
+        named = flat(state)
+    else:
         raise CheckpointError(f"init_from: {path} has no weights (a dict of names and tensors)")
     weights = {}
-    for key, value in flat(state).items():
-        if isinstance(value, Tensor) or key.endswith(EXTRA):
-            weights[key] = value
-    return weights
-
-
-def _select(weights: State, config: InitConfig) -> dict[str, Any]:
-    """Select by prefix, then rename."""
-    chosen = {}
-    for key, value in weights.items():
-        if key.startswith(config.prefix):
+    for key, value in named.items():
+        if key.startswith(config.prefix) and (isinstance(value, Tensor) or key.endswith(EXTRA)):
             key = key.removeprefix(config.prefix)
             for pattern, replacement in config.rename:
                 key = re.sub(pattern, replacement, key)
-            chosen[key] = value
-    return chosen
-
-
-def _differ(value: Any, expected: Any) -> bool:
-    """Return whether two tensors differ in shape. Other state is a module's own: its `set_extra_state` checks it."""
-    return isinstance(value, Tensor) and isinstance(expected, Tensor) and value.shape != expected.shape
-
-
-def _misfits(expected: State, weights: State) -> list[str]:
-    """Lines that list the keys that do not match, and how; empty if all match."""
-    others = []
-    for key, value in expected.items():
-        if key in weights and _differ(weights[key], value):
-            others.append(f"{key}: {tuple(weights[key].shape)} in the file, {tuple(value.shape)} in the model")
-    kinds = {
-        "missing in the file": [key for key in expected if key not in weights],
-        "not in the model": [key for key in weights if key not in expected],
-        "of another shape": others,
-    }
-    return [f"  {title} ({len(names)}): {join_names(names)}" for title, names in kinds.items() if names]
+            weights[key] = value
+    return weights
 
 
 def averaged_state_dict(model_state: State, checkpoint: State) -> dict[str, Any]:
