@@ -58,7 +58,8 @@ SHIPPED = sorted(
     for path in PROJECT.glob(pattern)
     if path.name != "eval.yaml"  # for evaluate.py
 )
-SCHEDULES = ["linear", "cosine", "poly", "multistep", "exponential", "onecycle", "plateau", "constant"]
+STEPS = ", args: {lr_steps: [30, 60]}"
+SCHEDULES = ["linear", "cosine", "poly", f"multistep{STEPS}", f"exponential{STEPS}", "onecycle", "plateau", "constant"]
 
 
 def debugged(runs: Runs, config: Path, *words: str) -> Path:
@@ -90,7 +91,7 @@ def test_lengths_made_for_a_long_run(runs: Runs, tmp_path: Path, schedule: str) 
     path = tmp_path / "long.yaml"
     path.write_text(
         f"$BASE: {CONFIG}\nbatch_size: 512\nloader: {{drop_last: true}}\ndist: {{distributed_backend: nccl}}\n"
-        f"optim: {{accumulate: 4, lr_scheduler: {{type: {schedule}, warmup: 20, lr_steps: [30, 60]}}}}\n"
+        f"optim: {{accumulate: 4, lr_scheduler: {{type: {schedule}, warmup: 20}}}}\n"
         "early_stop: {patience: 1}\n"
         "progress: {epoch: 100, max_steps: 100000, epoch_val: 0.1epoch, epoch_eval: 1000step, log_every: 3epoch}\n"
     )

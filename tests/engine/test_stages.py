@@ -32,7 +32,7 @@ def test_another_limit_of_clipping_in_a_stage(runs: Runs) -> None:
 
 def test_a_stage_that_is_over_before_it_begins(runs: Runs) -> None:
     """A plateau that comes after the end of the stage that follows it."""
-    plateau = "{until: plateau, optim: {lr_scheduler: {patience: 1, threshold: 0.9}}}"
+    plateau = "{until: plateau, patience: 1, threshold: 0.9}"
     late = f"[{plateau}, {{until: 2step, optim: {{lr: 1}}}}, {{}}]"
     folder = runs.train(*resumable("plain", *TOWER, "--stages", late))
     assert [(entry["step"], entry["stage"]) for entry in metrics(folder, "stage")] == [(7, 3)]

@@ -14,8 +14,8 @@ import torch
 from PIL import Image
 
 from common.checkpoint.file import write_checkpoint
-from common.optim.schedule import Plateau
 from common.trainer import Trainer
+from library.schedules.plateau_schedule import Plateau
 from tests.conftest import Runs, load
 
 COUNTED = r"code \(\d+ files\), config, \d+ packages, machine, data \(\d+ of \d+ samples read again: the same\)"

@@ -42,9 +42,9 @@ CASES: list[tuple[str, str, Any]] = [
     ("name: 007\ninit_from: {prefix: '${name}'}", "init_from.prefix", "007"),
     ("name: x_${optim.lr}_${model.type}_${prepare.compile.enabled}", "name", "x_0.001_ConvModel_false"),
     ("dataset: {val: '${dataset.eval}'}", "dataset.val", {"type": "DigitsDataset", "eval_batch_size": 256}),
-    ("optim: {lr_scheduler: {lr_steps: '${gpu_ids}'}}\ngpu_ids: 1,2", "optim.lr_scheduler.lr_steps", [1, 2]),
+    ("optim: {no_decay: '${prepare.freeze}'}\nprepare:\n  freeze: a,b", "optim.no_decay", ["a", "b"]),
     ("gpu_ids: [3, 4]\nbatch_size: ${gpu_ids[1]}", "batch_size", 4),
-    ("optim: {lr_scheduler: {lr_steps: [7, '${progress.epoch}']}}", "optim.lr_scheduler.lr_steps", [7, 40]),
+    ("gpu_ids: [7, '${progress.epoch}']", "gpu_ids", [7, 40]),
     (
         "optim: {accumulate: '${batch_size}'}\nbatch_size: ${num_workers}\nnum_workers: ${model.width}",
         "optim.accumulate",

@@ -156,7 +156,7 @@ def test_decay_on_matrices_only_is_one_line(runs: Runs) -> None:
 def test_the_names_of_rates_stay_the_same(runs: Runs) -> None:
     """D11: also where the rates happen to be equal, here 0 at the end."""
     words = ["--optim.groups", "[{match: features.*, lr_mult: 0.1}]", "--progress.log_every", "1"]
-    folder = runs.train(*words, "--optim.lr_scheduler", "{type: multistep, lr_steps: [1], lr_gamma: 1e-300}")
+    folder = runs.train(*words, "--optim.lr_scheduler", "{type: multistep, args: {lr_steps: [1], lr_gamma: 1e-300}}")
     names = [{name for name in row["values"] if name.startswith("lr")} for row in metrics(folder, "train")]
     assert names == [{"lr_features", "lr_rest"}] * 10
     assert "| lr_features 1.00e-04  lr_rest 1.00e-03 |" in (folder / "train.log").read_text()

@@ -84,15 +84,17 @@ SAME_AS_TORCH = {
     "{type: CosineAnnealingLR}": lambda o: lr_scheduler.CosineAnnealingLR(o, TOTAL),
     "{type: poly, args: {power: 2}}": lambda o: lr_scheduler.PolynomialLR(o, TOTAL, power=2.0),
     "{type: PolyLR, tmax: 30step}": lambda o: lr_scheduler.PolynomialLR(o, 30, power=0.9),
-    "{type: multistep, lr_steps: [2, 5], lr_gamma: 0.3}": lambda o: lr_scheduler.MultiStepLR(o, [12, 30], 0.3),
-    "{type: MultiStepLR, lr_steps: [7step, 0.5epoch]}": lambda o: lr_scheduler.MultiStepLR(o, [3, 7], 0.1),
-    "{type: exponential, lr_steps: [5], lr_gamma: 0.1}": lambda o: lr_scheduler.ExponentialLR(o, 0.1 ** (1 / 30)),
+    "{type: multistep, args: {lr_steps: [2, 5], lr_gamma: 0.3}}": lambda o: lr_scheduler.MultiStepLR(o, [12, 30], 0.3),
+    "{type: MultiStepLR, args: {lr_steps: [7step, 0.5epoch]}}": lambda o: lr_scheduler.MultiStepLR(o, [3, 7], 0.1),
+    "{type: exponential, args: {lr_steps: [5], lr_gamma: 0.1}}": lambda o: lr_scheduler.ExponentialLR(
+        o, 0.1 ** (1 / 30)
+    ),
     "{type: onecycle}": lambda o: lr_scheduler.OneCycleLR(o, [BASE, 2 * BASE], total_steps=TOTAL, cycle_momentum=False),
     "{type: onecycle, args: {pct_start: 0.55, div_factor: 5, final_div_factor: 10}}": lambda o: lr_scheduler.OneCycleLR(
         o, [BASE, 2 * BASE], total_steps=TOTAL, pct_start=0.55, div_factor=5, final_div_factor=10, cycle_momentum=False
     ),
 }
-SAME_AS_TORCH["{type: cosine_restarts, lr_steps: [2, 6], min_factor: 0.1, tmax: 14}"] = lambda o: (
+SAME_AS_TORCH["{type: cosine_restarts, args: {lr_steps: [2, 6]}, min_factor: 0.1, tmax: 14}"] = lambda o: (
     lr_scheduler.CosineAnnealingWarmRestarts(o, T_0=12, T_mult=2, eta_min=0.1 * BASE)
 )
 # Here every milestone lies behind the longest warm-up of the tests below.
@@ -151,14 +153,16 @@ def test_warm_up_rises_from_above_zero_inside_the_total(build, text: str) -> Non
 
 def test_milestones_and_ends_count_from_the_start_of_the_run(build) -> None:
     """A warm-up shifts no milestone; cosine ends at its total with the floor, and stays there."""
-    found = rates(build("{type: multistep, lr_steps: [2, 5], lr_gamma: 0.5, warmup: 1}"))
+    found = rates(build("{type: multistep, args: {lr_steps: [2, 5], lr_gamma: 0.5}, warmup: 1}"))
     assert found[6:] == [BASE] * 6 + [BASE / 2] * 18 + [BASE / 4] * 30
-    inside = rates(build("{type: multistep, lr_steps: [2step], lr_gamma: 0.5, warmup: 4step}"))
+    inside = rates(build("{type: multistep, args: {lr_steps: [2step], lr_gamma: 0.5}, warmup: 4step}"))
     assert inside[:5] == pytest.approx([BASE / 2 * i / 5 for i in range(1, 6)])
     cosine = rates(build("{type: cosine, warmup: 1, tmax: 4, min_factor: 0.25}"))
     assert cosine[15] == pytest.approx(BASE * (0.25 + 0.75 / 2))  # half way between step 6 and step 24
     assert cosine[24:] == [BASE * 0.25] * 36
-    exponential = rates(build("{type: ExponentialLR, lr_steps: [5], lr_gamma: 0.01, warmup: 1, min_factor: 0.001}"))
+    exponential = rates(
+        build("{type: exponential, args: {lr_steps: [5], lr_gamma: 0.01}, warmup: 1, min_factor: 0.001}")
+    )
     assert exponential[30] == pytest.approx(BASE * 0.01)
     assert exponential[18] == pytest.approx(BASE * 0.1)
     assert min(exponential[6:]) == pytest.approx(BASE * 0.001)
@@ -166,8 +170,10 @@ def test_milestones_and_ends_count_from_the_start_of_the_run(build) -> None:
 
 def test_the_floor_is_a_factor_and_never_raises_the_rate(build) -> None:
     """Whatever the rate, the floor lies below it."""
-    for kind in ("linear", "cosine", "poly", "multistep", "exponential", "onecycle"):
-        found = rates(build(f"{{type: {kind}, min_factor: 0.3, lr_steps: [1, 2, 3], lr_gamma: 0.1}}"), range(200))
+    drops = "args: {lr_steps: [1, 2, 3], lr_gamma: 0.1}"
+    kinds = ["linear", "cosine", "poly", "onecycle", f"multistep, {drops}", f"exponential, {drops}"]
+    for kind in kinds:
+        found = rates(build(f"{{type: {kind}, min_factor: 0.3}}"), range(200))
         assert max(found) <= BASE
         assert found[-1] == pytest.approx(0.3 * BASE)
 
@@ -183,7 +189,7 @@ def test_plateau_follows_the_rules_of_torch(build, mode: str, cooldown: int) -> 
     """Rate after every validation as in ReduceLROnPlateau, the warm-up in front."""
     reference = an_optimizer()
     torchs = lr_scheduler.ReduceLROnPlateau(reference, mode, factor=0.5, patience=1, cooldown=cooldown)
-    options = f"type: plateau, patience: 1, args: {{cooldown: {cooldown}}}, lr_gamma: 0.5"
+    options = f"type: plateau, args: {{patience: 1, cooldown: {cooldown}, lr_gamma: 0.5}}"
     mine, warmed = build(f"{{{options}}}", mode=mode), build(f"{{{options}, warmup: 4step}}", mode=mode)
     seen = []
     for step, value in enumerate(VALUES):
@@ -199,7 +205,7 @@ def test_plateau_follows_the_rules_of_torch(build, mode: str, cooldown: int) -> 
 
 def test_plateau_counts_below_zero_too(build) -> None:
     """A negative loss that stands still is no progress; torch's scheduler takes it for some."""
-    schedule, optimizer = build("{type: plateau, patience: 1}")
+    schedule, optimizer = build("{type: plateau, args: {patience: 1}}")
     for _ in range(3):
         schedule.after_validation(-1.0)
     schedule.step(0)
@@ -208,7 +214,7 @@ def test_plateau_counts_below_zero_too(build) -> None:
 
 def test_plateau_has_a_floor_and_needs_a_value(build) -> None:
     """`min_factor` ends the drops; a validation without value is an error, not a rate that never drops."""
-    schedule, optimizer = build("{type: plateau, patience: 0, min_factor: 0.2, lr_gamma: 0.5}")
+    schedule, optimizer = build("{type: plateau, min_factor: 0.2, args: {patience: 0, lr_gamma: 0.5}}")
     for _ in range(8):
         schedule.after_validation(1.0)
     schedule.step(0)
@@ -227,7 +233,7 @@ def only_plain(value: Any) -> bool:
 @pytest.mark.parametrize("stop", [3, 8, 30])
 def test_plateau_resumes_exactly(build, tmp_path: Path, stop: int) -> None:
     """State of plain values through a safe load, then the rates of the uncut run."""
-    text = "{type: plateau, patience: 0, warmup: 5step}"
+    text = "{type: plateau, args: {patience: 0}, warmup: 5step}"
 
     def run(built: tuple[Schedule, Optimizer], steps: range) -> list[Any]:
         seen = []
@@ -301,8 +307,9 @@ def test_arguments_of_a_schedule_in_files_and_on_the_command_line(tmp_path: Path
         ("{type: cosine, args: {T_max: 3}}", ["args", "T_max", "cosine"]),
         ("{warmup: 5eopch}", ["lr_scheduler.warmup", "5eopch"]),
         ("{tmax: 0}", ["lr_scheduler.tmax", "null"]),
-        ("{lr_steps: []}", ["lr_scheduler.lr_steps", "at least one"]),
-        ("{lr_steps: [5, 3x]}", ["lr_scheduler.lr_steps", "3x"]),
+        ("{type: multistep, args: {lr_steps: []}}", ["lr_scheduler.args.lr_steps", "at least 1"]),
+        ("{type: multistep, args: {lr_steps: [5, 3x]}}", ["lr_scheduler.args.lr_steps[1]", "3x"]),
+        ("{type: multistep, args: {lr_steps: [5, -3]}}", ["lr_scheduler.args.lr_steps", "above 0"]),
         ("{min_factor: 1.5}", ["lr_scheduler.min_factor"]),
         ("{T_max: 5}", ["T_max = 5", "did you mean optim.lr_scheduler.tmax"]),
         ("{warmup: -3}", ["lr_scheduler.warmup = -3", "must not be negative"]),
@@ -332,10 +339,12 @@ def test_a_schedule_that_ends_needs_to_know_when(build, kind: str) -> None:
     assert known == rates(build(f"{{type: {kind}}}"))
 
 
-@pytest.mark.parametrize("kind", ["constant", "multistep", "exponential", "plateau"])
+@pytest.mark.parametrize(
+    "kind", ["constant", "multistep, args: {lr_steps: [5step]}", "exponential, args: {lr_steps: [5step]}", "plateau"]
+)
 def test_the_others_run_without_end(build, kind: str) -> None:
     """An endless run over data without length, as long as lengths are in steps."""
-    found = rates(build(f"{{type: {kind}, lr_steps: [5step], warmup: 3step}}", total=None, epoch=None))
+    found = rates(build(f"{{type: {kind}, warmup: 3step}}", total=None, epoch=None))
     assert found[3] > 0
     with pytest.raises(UserError, match=r"in steps.*\n.*lr_scheduler\.warmup 3"):
         build(f"{{type: {kind}, warmup: 3}}", total=None, epoch=None)
@@ -343,7 +352,7 @@ def test_the_others_run_without_end(build, kind: str) -> None:
 
 def test_a_warm_up_longer_than_the_schedule_is_refused(build) -> None:
     """The warm-up counts inside the total, so it must leave something of it."""
-    for text in ("{type: cosine, warmup: 10}", "{type: exponential, lr_steps: [2], warmup: 2}"):
+    for text in ("{type: cosine, warmup: 10}", "{type: exponential, args: {lr_steps: [2]}, warmup: 2}"):
         with pytest.raises(UserError, match="shorten the warm-up"):
             build(text)
 

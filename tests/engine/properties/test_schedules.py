@@ -12,8 +12,9 @@ from hypothesis import assume, example, given
 from hypothesis import strategies as st
 from torch.optim import SGD, lr_scheduler
 
-from common.optim.schedule import LrSchedulerConfig, Plateau, Schedule, build_schedule
+from common.optim.schedule import LrSchedulerConfig, Schedule, build_schedule
 from common.progress import Interval
+from library.schedules.plateau_schedule import Plateau
 
 BASE = 0.5
 ENDS = ("linear", "cosine", "poly", "cosine_restarts")  # that reach min_factor at the end, and stay there
@@ -47,15 +48,20 @@ class Case:
         return self.tmax or self.total
 
     def build(self) -> Schedule:
+        args: dict[str, Any] = {}
+        if self.kind == "poly":
+            args = {"power": self.power}
+        if self.kind in ("multistep", "exponential", "cosine_restarts"):
+            args["lr_steps"] = [f"{step}step" for step in self.drops]
+        if self.kind in ("multistep", "exponential"):
+            args["lr_gamma"] = self.gamma
         config = LrSchedulerConfig(
             type=self.kind,
             warmup=f"{self.warmup}step",
             warmup_factor=self.start,
-            lr_steps=[f"{step}step" for step in self.drops],
             min_factor=self.floor,
             tmax=None if self.tmax is None else f"{self.tmax}step",
-            lr_gamma=self.gamma,
-            args={"power": self.power} if self.kind == "poly" else {},
+            args=args,
         )
         assert not list(config.problems())
         return build_schedule(config, optimizer_of(), self.total, None)
@@ -192,7 +198,7 @@ def test_a_plateau_counts_as_documented_and_resumes(
     """It drops after more than `patience` validations in a row without progress, also when it is resumed anywhere."""
 
     def plateau() -> Plateau:
-        return Plateau(floor, patience, threshold, mode, lr_gamma=0.5, cooldown=cooldown)
+        return Plateau(floor, mode, patience, threshold, lr_gamma=0.5, cooldown=cooldown)
 
     schedule, expected = plateau(), 1.0
     best: int | None = None

@@ -22,7 +22,8 @@ Names = Collection[str]
 _OF_PARTS = {
     "extras": "schedule.poly schedule.PolyLR schedule.multistep schedule.MultiStepLR schedule.exponential "
     "schedule.ExponentialLR schedule.wsd schedule.trapezoid schedule.cosine_restarts schedule.onecycle "
-    "order.weighted order.balanced metric.ConfusionMatrix metric.AreaUnderCurve metric.MeanAveragePrecision",
+    "schedule.plateau order.weighted order.balanced metric.ConfusionMatrix metric.AreaUnderCurve "
+    "metric.MeanAveragePrecision",
     "images": "dataset.ImageFiles dataset.ImageFolderDataset transform.Named transform.ToFloat transform.Normalize",
     "mixing": "dataset.Concat dataset.Repeat dataset.Subset collate.mixup collate.cutmix",
     "pack": "dataset.TarDataset",

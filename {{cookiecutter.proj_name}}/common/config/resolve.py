@@ -164,24 +164,35 @@ def is_record(file: Path) -> bool:
 
 
 def read_record(tree: Node, schema: type) -> tuple[Node, list[Problem]]:
-    """Return a stored config without its unknown keys, completed with defaults; and these keys."""
+    """Return a stored config without its unknown keys, completed with defaults; and these keys.
+
+    The arguments of schedules were keys once: they are moved, and dropped only if the schedule does not have them.
+    """
     tree = complete(tree, schema)
     dropped: list[Problem] = []
     while True:  # of a list, a check names the first key only
-        unknown: list[Problem] = []
+        unknown: dict[str, Problem] = {}
         try:
             check(schema, tree)
         except ConfigError as error:
-            unknown = [problem for problem in error.problems if problem.is_unknown]
-        if not unknown or unknown[0] in dropped:
-            return tree, dropped
-        dropped += unknown
-        gone = [problem.key for problem in unknown]
+            unknown = {problem.key: problem for problem in error.problems if problem.is_unknown}
+        is_done = True
         for key, node in list(by_key(tree)):
-            if isinstance(node.value, dict):
-                for name in list(node.value):
-                    if join(key, name) in gone:
-                        del node.value[name]
+            if not isinstance(node.value, dict):
+                continue
+            for name in list(node.value):
+                problem = unknown.get(join(key, name))
+                if problem is None:
+                    continue
+                is_done = False
+                item = node.value.pop(name)
+                if key.endswith("optim.lr_scheduler"):
+                    args = node.value.setdefault("args", Node({}, item.origin))
+                    args.value[name] = item
+                else:
+                    dropped.append(problem)
+        if is_done:
+            return tree, dropped
 
 
 def warnings_about(dropped: Sequence[Problem]) -> list[str]:

@@ -1,10 +1,13 @@
 """The learning rate of every optimizer step: the configured rate x the factor of a registered schedule.
 
 A schedule is a function of `step`, counted from the end of the warm-up: a resumed run needs no history. It can also
-take these parameters: `steps` (from the end of the warm-up to `tmax`, or to the end of the run), `milestones`
-(`lr_steps`, counted like `step`), `steps_per_epoch` (None for data without length), and the fields of
-`LrSchedulerConfig`, as `min_factor`. All others are arguments, which optim.lr_scheduler.args may set.
-The one schedule that depends on validation results, and so has a state, is `Plateau`.
+take these parameters: `steps` (from the end of the warm-up to `tmax`, or to the end of the run), `step_at` (a function:
+a length from the start of the run, 5 or "100step" -> a number that counts like `step`), `steps_per_epoch` (None for
+data without length), `mode` (min or max: what is better in best.metric), and the fields of `LrSchedulerConfig`, as
+`min_factor`. All others are arguments, which optim.lr_scheduler.args may set.
+
+A schedule that depends on validation results is a class: objects are called with the step too, and have a method
+`after_validation(value)` and an attribute `state`, plain numbers by name, which is saved with the run and restored.
 """
 
 import math
@@ -44,72 +47,6 @@ def cosine(step: int, steps: int, min_factor: float) -> float:
     return min_factor + (1.0 - min_factor) * half_cosine(min(1.0, step / steps))
 
 
-@SCHEDULE_REGISTRY.register("plateau")
-class Plateau:
-    """Drops after more than `patience` validations in a row without progress, counted as in ReduceLROnPlateau.
-
-    Args:
-        min_factor: the lowest factor.
-        threshold: relative change of the value that counts as progress.
-        mode: "min" or "max", whether lower or higher values are better.
-        lr_gamma: factor per drop.
-        cooldown: validations after a drop that are not counted.
-
-    Attributes:
-        state: plain numbers by name; saved with the run, and restored.
-    """
-
-    def __init__(
-        self,
-        min_factor: float,
-        patience: int,
-        threshold: float,
-        mode: str,
-        lr_gamma: float = 0.1,
-        cooldown: Annotated[int, Field(ge=0)] = 0,
-    ) -> None:
-        self._floor = min_factor
-        self._patience = patience
-        self._threshold = threshold
-        self._mode = mode
-        self._gamma = lr_gamma
-        self._cooldown = cooldown
-        self.state: dict[str, Any] = {"factor": 1.0, "best": None, "bad": 0, "cooldown": 0}
-
-    def __call__(self, step: int) -> float:
-        return float(self.state["factor"])
-
-    def after_validation(self, value: float | None) -> None:
-        """Count a validation with this `value` of best.metric, the same number on every rank.
-
-        Raises `UserError` without a value, because the rate would then never drop.
-        """
-        if value is None:
-            raise UserError("optim.lr_scheduler.type plateau: this validation gave no value; configure a metric")
-        state = self.state
-        if self._is_better(value, state["best"]):
-            state["best"] = float(value)
-            state["bad"] = 0
-        else:
-            state["bad"] += 1
-        if state["cooldown"] > 0:
-            state["cooldown"] -= 1
-            state["bad"] = 0
-        if state["bad"] > self._patience:
-            state["factor"] = max(state["factor"] * self._gamma, self._floor)
-            state["cooldown"] = self._cooldown
-            state["bad"] = 0
-
-    def _is_better(self, value: float, best: float | None) -> bool:
-        if best is None:
-            return math.isfinite(value)
-        # torch multiplies `best`, so for a negative `best` it counts a slightly worse value as progress.
-        gain = value - best
-        if self._mode == "min":
-            gain = -gain
-        return gain > self._threshold * abs(best)
-
-
 def half_cosine(x: float) -> float:
     """From 1 at x = 0 to 0 at x = 1."""
     return (1.0 + math.cos(math.pi * x)) / 2.0
@@ -122,14 +59,8 @@ class LrSchedulerConfig:
     type: Annotated[str, Registered(SCHEDULE_REGISTRY), Field(description="one of --list schedules")] = "constant"
     warmup: Annotated[EpochInterval, Field(description="length of the linear rise at the start; 0 = none")] = 0
     warmup_factor: Annotated[float, Field(ge=0.0, le=1.0, description="the rise starts just above this factor")] = 0.0
-    lr_steps: Annotated[list[EpochInterval], Field(description="when a schedule drops, or restarts")] = field(
-        default_factory=lambda: [50, 80]
-    )
-    lr_gamma: Annotated[float, Field(gt=0.0, description="factor of a drop")] = 0.1
     tmax: Annotated[EpochInterval, Field(description="when a decaying schedule ends; null = with the run")] = None
     min_factor: Annotated[float, Field(ge=0.0, le=1.0, description="lowest factor of lr, after the warm-up")] = 0.0
-    patience: Annotated[int, Field(ge=0, description="plateau: validations without progress before a drop")] = 10
-    threshold: Annotated[float, Field(ge=0.0, description="plateau: relative change that counts as progress")] = 1e-4
     args: Annotated[dict[str, Any], Field(description="its further arguments")] = field(default_factory=dict)
 
     def problems(self) -> Iterator[Problem]:
@@ -140,16 +71,13 @@ class LrSchedulerConfig:
             yield Problem("warmup", self.warmup, "must not be negative", "0 means none")
         if self.tmax is not None and not Interval.parse(self.tmax, "epoch"):
             yield Problem("tmax", self.tmax, "must be above 0; null means the end of the run")
-        lengths = [Interval.parse(step, "epoch") for step in self.lr_steps]
-        if not lengths or not all(lengths):
-            yield Problem("lr_steps", self.lr_steps, "needs at least one, and each above 0")
 
     def _argument_problems(self, target: Callable[..., Any]) -> Iterator[Problem]:
-        if isinstance(target, type) and not issubclass(target, Plateau):
+        if isinstance(target, type) and not hasattr(target, "after_validation"):
             hint = "see --list schedules, or write custom/<name>_schedule.py; torch's do not fit here"
             yield Problem("type", self.type, "is not a function of the step", hint)
             return
-        ours = {"step", "steps", "milestones", "mode", *vars(self)}  # these do not come from `args`
+        ours = {"step", "steps", "step_at", "mode", *vars(self)}  # these do not come from `args`
         if "steps_per_epoch" not in self.args:
             ours.add("steps_per_epoch")
         provided = tuple(ours.intersection(parameter_names(target)))
@@ -160,9 +88,6 @@ class Schedule:
     """Learning rate of each parameter group = its initial learning rate x factor(step).
 
     During the warm-up it rises linearly to the schedule's first factor; it is above 0 at the first step.
-
-    Attributes:
-        plateau: gives the factors, if they depend on validation results; None if they are a function of the step.
     """
 
     def __init__(
@@ -173,10 +98,7 @@ class Schedule:
         start: float,
     ) -> None:
         self._optimizer = optimizer
-        self._factor = factor
-        self.plateau: Plateau | None = None
-        if isinstance(factor, Plateau):
-            self.plateau = factor
+        self._factor: Any = factor
         self._warmup = warmup
         self._start = start
         self._base = [float(group["lr"]) for group in optimizer.param_groups]
@@ -203,19 +125,17 @@ class Schedule:
 
     def after_validation(self, value: float | None) -> None:
         """Pass on a validation result, the same on every rank, to a schedule that depends on it."""
-        if self.plateau is not None:
-            self.plateau.after_validation(value)
+        if hasattr(self._factor, "after_validation"):
+            self._factor.after_validation(value)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of a plateau schedule; any other is a function of the step and has none."""
-        if self.plateau is None:
-            return {}
-        return dict(self.plateau.state)
+        """Return the state of a schedule that depends on validations; any other has none."""
+        return dict(getattr(self._factor, "state", {}))
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a saved state. A function of the step has none, needs none, and can replace any schedule."""
-        if self.plateau is not None and self.plateau.state.keys() == state.keys():
-            self.plateau.state = dict(state)
+        if state and self.state_dict().keys() == state.keys():
+            self._factor.state = dict(state)
 
 
 def build_schedule(
@@ -235,7 +155,11 @@ def build_schedule(
     """
     warmup = _steps("warmup", config.warmup, steps_per_epoch)
     target = SCHEDULE_REGISTRY.get(config.type)
-    known = {**vars(config), "mode": mode, "steps_per_epoch": steps_per_epoch}
+
+    def step_at(length: Any) -> int:
+        return _steps("args", length, steps_per_epoch) - warmup
+
+    known = {**vars(config), "mode": mode, "steps_per_epoch": steps_per_epoch, "step_at": step_at}
     if "steps" in parameter_names(target):
         end = _steps("tmax", config.tmax, steps_per_epoch) or total_steps
         if end is None:
@@ -248,8 +172,6 @@ def build_schedule(
             rule = f"{config.type} is reached at step {end}, in a warm-up of {warmup}"
             raise UserError(f"optim.lr_scheduler: the end of {rule}; shorten the warm-up")
         known["steps"] = end - warmup
-    if "milestones" in parameter_names(target):
-        known["milestones"] = [_steps("lr_steps", point, steps_per_epoch) - warmup for point in config.lr_steps]
     arguments = fit_arguments(target, config.args)
     for name in parameter_names(target):
         if name in known:

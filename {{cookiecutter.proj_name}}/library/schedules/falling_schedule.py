@@ -1,19 +1,35 @@
 """Learning rates that fall as powers, in steps, exponentially, or after a rise: functions of the step."""
 
 from bisect import bisect_right
-from collections.abc import Sequence
-from typing import Annotated, Literal
+from collections.abc import Callable, Iterator, Sequence
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
 from common.base.errors import UserError
+from common.config import Problem
 from common.config.registry import SCHEDULE_REGISTRY
 from common.optim.schedule import half_cosine
+from common.progress import EpochInterval, Interval
+
+
+class AboveZero:
+    """A check of lengths."""
+
+    def check(self, value: Any, key: str) -> Iterator[Problem]:
+        try:
+            if not all(Interval.parse(length, "epoch") for length in value):
+                yield Problem(key, value, "must each be above 0")
+        except UserError:  # reported for the length itself
+            return
+
 
 Positive = Annotated[float, Field(gt=0.0)]
 AtLeastOne = Annotated[float, Field(ge=1.0)]
 Share = Annotated[float, Field(gt=0.0, lt=1.0)]
 Fall = Literal["linear", "cosine", "sqrt"]
+StepAt = Callable[[Any], int]
+Lengths = Annotated[Sequence[EpochInterval], Field(min_length=1), AboveZero()]
 
 
 @SCHEDULE_REGISTRY.register("PolyLR")
@@ -25,18 +41,23 @@ def poly(step: int, steps: int, min_factor: float, power: Positive = 0.9) -> flo
 
 @SCHEDULE_REGISTRY.register("MultiStepLR")
 @SCHEDULE_REGISTRY.register()
-def multistep(step: int, milestones: Sequence[int], min_factor: float, lr_gamma: float) -> float:
-    """Drops by the factor `lr_gamma` at every milestone, from that step on."""
-    return max(min_factor, lr_gamma ** bisect_right(sorted(milestones), step))
+def multistep(
+    step: int, step_at: StepAt, min_factor: float, lr_steps: Lengths = (50, 80), lr_gamma: Positive = 0.1
+) -> float:
+    """Drops by the factor `lr_gamma` at each of `lr_steps`, from that step on."""
+    return max(min_factor, lr_gamma ** bisect_right(sorted(map(step_at, lr_steps)), step))
 
 
 @SCHEDULE_REGISTRY.register("ExponentialLR")
 @SCHEDULE_REGISTRY.register()
-def exponential(step: int, milestones: Sequence[int], min_factor: float, lr_gamma: float) -> float:
-    """Falls exponentially from 1; it reaches `lr_gamma` at the first milestone."""
-    if milestones[0] <= 0:
-        raise UserError("optim.lr_scheduler.lr_steps[0] is reached during the warm-up; shorten the warm-up")
-    return max(min_factor, lr_gamma ** (step / milestones[0]))
+def exponential(
+    step: int, step_at: StepAt, min_factor: float, lr_steps: Lengths = (50,), lr_gamma: Positive = 0.1
+) -> float:
+    """Falls exponentially from 1; it reaches `lr_gamma` at the first of `lr_steps`."""
+    first = step_at(lr_steps[0])
+    if first <= 0:
+        raise UserError("optim.lr_scheduler.args.lr_steps[0] is reached during the warm-up; shorten the warm-up")
+    return max(min_factor, lr_gamma ** (step / first))
 
 
 @SCHEDULE_REGISTRY.register("trapezoid")
@@ -49,9 +70,10 @@ def wsd(step: int, steps: int, min_factor: float, decay: Share = 0.2, shape: Fal
 
 
 @SCHEDULE_REGISTRY.register()
-def cosine_restarts(step: int, steps: int, milestones: Sequence[int], min_factor: float) -> float:
-    """Falls along half a cosine towards `min_factor`, and again from 1 after every milestone; ends at `steps`."""
-    ends = [0, *sorted(step for step in set(milestones) if 0 < step < steps), steps]
+def cosine_restarts(step: int, steps: int, step_at: StepAt, min_factor: float, lr_steps: Lengths = (50, 80)) -> float:
+    """Falls along half a cosine towards `min_factor`, and again from 1 after each of `lr_steps`; ends at `steps`."""
+    restarts = set(map(step_at, lr_steps))
+    ends = [0, *sorted(step for step in restarts if 0 < step < steps), steps]
     last = bisect_right(ends, step)
     if last == len(ends):
         return min_factor

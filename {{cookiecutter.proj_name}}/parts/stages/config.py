@@ -17,6 +17,8 @@ class StageConfig:
         int | float | str | None,
         Field(description='where in the run it ends: epochs, "2000step", or plateau; null: with the run'),
     ] = None
+    patience: Annotated[int, Field(ge=0, description="plateau: validations without progress before its end")] = 10
+    threshold: Annotated[float, Field(ge=0.0, description="plateau: relative change that counts as progress")] = 1e-4
     freeze: Annotated[list[str] | None, Field(description="not trained, besides prepare.freeze")] = None
     optim: Annotated[
         dict[str, Any] | None,

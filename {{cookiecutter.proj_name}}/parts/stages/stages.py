@@ -18,10 +18,11 @@ from common.evaluation.loss import measured_losses
 from common.model.prepare import check_patterns
 from common.optim.groups import needs_closure
 from common.optim.optimizer import own_values, parts_of
-from common.optim.schedule import Plateau, Schedule
+from common.optim.schedule import Schedule
 from common.progress import Interval, Position
 from common.stage import WholeRun
 from common.task import Task
+from library.schedules.plateau_schedule import Plateau
 from parts.stages.config import StageConfig
 
 if TYPE_CHECKING:
@@ -186,8 +187,8 @@ class Stages(WholeRun):
         self.number = number
         self.start = start
         self.config = settings_in(self._run, number)
-        schedule = self.config.optim.lr_scheduler
-        self._plateau = Plateau(0.0, schedule.patience, schedule.threshold, self._run.best_mode)
+        stage = self._run.stages[number]
+        self._plateau = Plateau(0.0, self._run.best_mode, stage.patience, stage.threshold)
 
     def _is_over(self, at: Position) -> bool:
         if self.number + 1 >= len(self._ends):

@@ -27,7 +27,7 @@ def test_values_and_their_origins_are_printed(runs: Runs, tmp_path: Path, capsys
     assert places["lr: 1.0e-05"] == f"{tmp_path / 'slow.yaml'}:2"
     assert places["num_workers: 1"] == f"{mine}:2"
     assert places["width: 6"] == "command line: --model.width=6"
-    assert places["patience: 10"].startswith("tests/base.yaml:")
+    assert places["epoch_save_checkpoint: 10"].startswith("tests/base.yaml:")
     assert not (tmp_path / "run").exists()
     printed = yaml.safe_load(shown)
     assert (printed["optim"]["lr"], printed["num_workers"], printed["model"]["width"]) == (1e-5, 1, 6)
@@ -36,12 +36,12 @@ def test_values_and_their_origins_are_printed(runs: Runs, tmp_path: Path, capsys
 def test_forms_of_values_on_the_command_line(runs: Runs) -> None:
     """With a space or `=`, lists with commas, switches, any way to write a number."""
     folder = runs.train(
-        "--optim.lr=1.5E-3", "--optim.weight_decay", "+1e-2", "--optim.lr_scheduler.lr_steps", "1,2",
+        "--optim.lr=1.5E-3", "--optim.weight_decay", "+1e-2", "--optim.no_decay", "auto,*.bias",
         "--progress.train_metric", "--optim.lr_scheduler.args={}", "--progress.epoch", "1",
     )  # fmt: skip
     values = yaml.safe_load((folder / "config.yaml").read_text())
     assert (values["optim"]["lr"], values["optim"]["weight_decay"]) == (0.0015, 0.01)
-    assert values["optim"]["lr_scheduler"]["lr_steps"] == [1, 2]
+    assert values["optim"]["no_decay"] == ["auto", "*.bias"]
     assert values["progress"]["train_metric"] is True
     assert metrics(folder, "train")[-1]["values"]["lr"] == 0.0015
 

@@ -25,7 +25,7 @@ THREE = """[
     {optim: {optim_type: SGD, args: {momentum: 0.9}}, freeze: [head.*], loss: {size: {weight: 2}}},
 ]"""
 PLATEAU = """[
-    {until: plateau, freeze: ['stem.*'], optim: {lr_scheduler: {patience: 1, threshold: 0.9}}},
+    {until: plateau, freeze: ['stem.*'], patience: 1, threshold: 0.9},
     {until: 9step, optim: {lr: 0.01}}, {optim: {optim_type: SGD}},
 ]"""
 
