@@ -37,7 +37,7 @@ def test_the_figure_of_the_page(project: Path, python: Path) -> None:  # noqa: F
     assert (project / "accuracy.pdf").read_bytes().startswith(b"%PDF")
     assert (project / "accuracy.png").stat().st_size > 20_000
     table = call(project, Path(sys.executable), "-m", "tools.runs")
-    assert {"width", "random_seed"} <= set(table.splitlines()[0].split())
+    assert {"model.width", "dist.random_seed"} <= set(table.splitlines()[0].split())
     for name in ("wide_1", "narrow_2"):
         assert f"\n{name} " in table
     REPORT.append("docs/tools/runs.md: the figure with matplotlib")

@@ -133,7 +133,7 @@ def test_the_recipe_to_the_letter(project: Project) -> None:
         assert re.search(rf"^\d+ passed{f', {skipped} skipped' if skipped else ''} in", printed, re.MULTILINE), printed
     assert re.search(r"C\+\+ .*\bsoft_threshold\.cpp", cpp)
     assert not cuda or re.search(r"CUDA .*\bsoft_threshold\.cu for ", gpu)
-    assert "gradcheck: passed" in compared
+    assert re.search(r"(\d+) of \1 cases agree\n", compared)
 
     project.check_style(written[:3], "soft_threshold")
     REPORT.append(f"the recipe for an operator, {'with nvcc' if cuda else 'C++ alone'}")
@@ -161,14 +161,18 @@ def test_the_reduction_to_the_letter(project: Project) -> None:
     init.write_text(text, encoding="utf-8")
     assert project.kernels("rms_norm") == []
     project.run(sys.executable, "-m", "pytest", "-q", "tests/test_rms_norm.py")
-    assert "gradcheck: passed" in project.shell(command, FORCE_CUDA="1" if NVCC else "0")
+    assert "16 of 16 cases agree" in project.shell(command, FORCE_CUDA="1" if NVCC else "0")
     assert project.kernels("rms_norm") == project.kernels("rms_norm_backward") == ["CPU", *["CUDA"] * NVCC]
     project.check_style([*written[:2], str(init)], "rms_norm")
 
 
 @pytest.mark.full
+@pytest.mark.parametrize("project", [{"parts": "kernels_on_cpu"}], indirect=True)
 def test_the_two_wrong_kernels(project: Project) -> None:
-    """What the guide shows of an index out of range and of a missing barrier is what is printed."""
+    """What the page shows of an index out of range and of a missing barrier is what is printed."""
+    page = (project.root / "docs" / "tools" / "kernels_on_cpu.md").read_text(encoding="utf-8")
+    (commands,) = (text for language, text in blocks(page) if language == "sh")
+    assert project.shell(commands).count("64 of 64 cases agree") == 3  # as they are, and with two sanitizers
     for _, text in blocks(split(project.guide, REDUCTION)[0]):
         found = FILE.match(text)
         if found is not None:
@@ -178,9 +182,9 @@ def test_the_two_wrong_kernels(project: Project) -> None:
     for name, right, wrong in (("scale_exp", "i < count", "i <= count"), ("rms_norm", "__sync", "// __sync")):
         source = project.root / "custom" / "ops" / "src" / f"{name}.cu"
         source.write_text(source.read_text().replace(right, wrong, 1))
-    reports = re.findall(r"^  ```text\n(.*?)^  ```$", project.guide, re.MULTILINE | re.DOTALL)
+    reports = re.findall(r"^  ```text\n(.*?)^  ```$", page, re.MULTILINE | re.DOTALL)
     for name, report in zip(("scale_exp", "rms_norm"), reports, strict=True):
-        command = [sys.executable, "-m", "custom.ops.compare", name, "--on-cpu", "--sanitize"]
+        command = [sys.executable, "-m", "tools.kernels_on_cpu", name, "--sanitize"]
         done = subprocess.run(
             command, cwd=project.root, env=project.environment, capture_output=True, text=True, timeout=900, check=False
         )
@@ -201,10 +205,9 @@ def test_every_other_snippet_runs(project: Project) -> None:
             (project.root / "snippet.py").write_text(text, encoding="utf-8")
             project.run(sys.executable, "-m", "ruff", "check", "--no-cache", "snippet.py")
             project.run(sys.executable, "-m", "ruff", "format", "--no-cache", "--check", "snippet.py")
-    assert len(ran) == 4
-    assert "gradcheck: passed" in ran[0]
-    assert ran[2].count("64 of 64 cases agree") == 3  # as they are, and with two sanitizers
-    assert "custom_ops::scale_exp" in ran[3]  # a row of the profile
+    assert len(ran) == 2
+    assert "64 of 64 cases agree" in ran[0]
+    assert "custom_ops::scale_exp" in ran[1]  # a row of the profile
     log = (project.root / "experiments" / "ops" / "train.log").read_text()
     assert "scale_exp: C++ on the CPU" in log
     assert (project.root / "custom" / "ops" / "build" / "compile_commands.json").is_file()

@@ -3,10 +3,8 @@
 import argparse
 import inspect
 import io
-import itertools
 import json
 import os
-import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -33,8 +31,7 @@ from common.task import Task
 from cli.trained import load_trained
 from library.data.files_below import files_below
 
-_PRINTED = 20  # with more files, predictions are only written
-_SHOWN = 20  # files named in a message
+_SHOWN = 20  # with more files, predictions are only written; files named in a message
 
 
 class Line(str):
@@ -67,8 +64,9 @@ class Predictor:
 
         Raises `UserError` that counts unreadable files, and names some of them.
         """
-        files = find_files(inputs, self.trained.section()[1])
-        rows, unreadable = list[dict[str, Any]](), list[str]()
+        files = self.find_files(inputs)
+        rows = []
+        unreadable = []
         for batch in self.run(files):
             rows += batch.rows
             unreadable += batch.unreadable
@@ -76,30 +74,71 @@ class Predictor:
             raise UserError(f"{len(unreadable)} of {len(files)} files cannot be read: {join_names(unreadable, _SHOWN)}")
         return rows
 
+    def find_files(self, inputs: Iterable[str | Path]) -> list[str]:
+        """List the files to predict: those named, and in each folder those that the run's dataset can read.
+
+        Files of a folder are in the order of their names; hidden ones are skipped. For a dataset with `lines = True`,
+        it is all lines of these files that are not blank.
+
+        Raises:
+            UserError: one does not exist, or there is none.
+        """
+        kind = self.trained.section()[1]["type"]
+        reader = DATASET_REGISTRY.get(sections_to_reader(self.trained.section()[1])[-1]["type"])
+        suffixes = getattr(reader, "suffixes", None)
+        files: dict[str, None] = {}  # each once
+        for path in map(Path, inputs):
+            if not path.exists():
+                raise UserError(f"--input: there is no file or folder {path}")
+            if not path.is_dir():
+                files[str(path)] = None
+                continue
+            for file in files_below(path):
+                if suffixes is None or file.suffix.lower() in suffixes:
+                    files[str(file)] = None
+        samples = list(files)
+        if getattr(reader, "lines", False):
+            samples = [line for file in files for line in _lines(file)]
+        if not samples:
+            raise UserError(f"--input: nothing that {kind} can read in {', '.join(map(str, inputs))}")
+        return samples
+
     def run(self, files: list[str], *, pictures: bool = False) -> Iterator[Predicted]:
         """Predict batch by batch."""
         loader = self.loader(files)
         for (batch, reasons), (_, indices) in zip(loader, loader.keys, strict=True):
-            names = [heading(files[index])["file"] for index in indices]
-            unreadable = [why if names[at] in why else f"{names[at]}: {why}" for at, why in reasons.items()]
-            good = [files[index] for at, index in enumerate(indices) if at not in reasons]
-            rows, drawn = self.predict(batch, good, pictures) if good else ([], [])
-            yield Predicted(rows, drawn, unreadable)
+            good = []
+            unreadable = []
+            for at, index in enumerate(indices):
+                if at in reasons:
+                    unreadable.append(f"{heading(files[index])['file']}: {reasons[at]}")
+                else:
+                    good.append(files[index])
+            if good:
+                yield Predicted(*self.predict(batch, good, pictures), unreadable)
+            else:
+                yield Predicted([], [], unreadable)
 
     def loader(self, files: Sequence[Any]) -> EvaluationLoader:
         """Batches of files in their order, see `Samples`: prepared as the data of the run, read by its workers."""
-        trained, (split, section) = self.trained, self.trained.section()
-        config, dataset = trained.config, build_files(section, split, files)
-        samples = Samples(dataset, find_collate(dataset, config.loader.collate))
-        size, loader = section.get("eval_batch_size", config.batch_size), replace(config.loader, collate=None)
+        trained = self.trained
+        split, section = trained.section()
+        config = trained.config
+        dataset = build_files(section, split, files)
         return EvaluationLoader(
-            samples, loader, batch_size=size, worker=config.num_workers, rank=trained.rank, seed=trained.seed
+            Samples(dataset, find_collate(dataset, config.loader.collate)),
+            replace(config.loader, collate=None),
+            batch_size=section.get("eval_batch_size", config.batch_size),
+            worker=config.num_workers,
+            rank=trained.rank,
+            seed=trained.seed,
         )
 
     @torch.no_grad()
     def predict(self, batch: Any, files: list[str], pictures: bool) -> tuple[list[dict[str, Any]], list[Picture]]:
         """Return the rows and pictures of a loaded batch."""
-        task, precision = self.trained.task, self.trained.precision
+        task = self.trained.task
+        precision = self.trained.precision
         batch = task.prepare_batch(precision.cast_batch(batch), self.trained.rank.device)
         with precision.autocast():
             output = task.output(batch)
@@ -108,8 +147,10 @@ class Predictor:
         if len(rows) != len(files):
             raise UserError(f"{type(task).__name__}.describe gives {len(rows)} rows for {len(files)} samples")
         named = [{**heading(file), **row} for file, row in zip(files, rows, strict=True)]
+        if not pictures:
+            return named, []
         with error_context(lambda: f"in {type(task).__name__}.pictures: the batches of predict.py have no labels"):
-            return named, task.pictures(output, batch, len(files)) if pictures else []
+            return named, task.pictures(output, batch, len(files))
 
 
 def describe(task: Task, output: Any, batch: Any) -> list[dict[str, Any]]:
@@ -152,7 +193,8 @@ class Samples:
     """
 
     def __init__(self, dataset: Any, collate: Any) -> None:
-        self.dataset, self.inner = dataset, collate
+        self.dataset = dataset
+        self.inner = collate
         self.random = getattr(dataset, "random", True)
 
     def __len__(self) -> int:
@@ -161,13 +203,22 @@ class Samples:
     def __getitem__(self, index: int) -> Any:
         try:
             return self.dataset[index]
+        except UserError as error:
+            return _Unreadable(error)
         except Exception as error:  # noqa: BLE001 - a user's dataset can raise anything
-            return _Unreadable(error if isinstance(error, UserError) else f"{type(error).__name__}: {error}")
+            return _Unreadable(f"{type(error).__name__}: {error}")
 
     def collate(self, samples: list[Any]) -> tuple[Any, dict[int, str]]:
-        good = [sample for sample in samples if not isinstance(sample, _Unreadable)]
-        broken = {at: str(sample) for at, sample in enumerate(samples) if isinstance(sample, _Unreadable)}
-        return (self.inner(good) if good else None), broken
+        good = []
+        broken = {}
+        for at, sample in enumerate(samples):
+            if isinstance(sample, _Unreadable):
+                broken[at] = str(sample)
+            else:
+                good.append(sample)
+        if not good:
+            return None, broken
+        return self.inner(good), broken
 
 
 class _Unreadable(str):
@@ -176,13 +227,14 @@ class _Unreadable(str):
 
 def sections_to_reader(section: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     """Return the sections of datasets inside each other, from this one to the first whose class reads files."""
-    if callable(getattr(DATASET_REGISTRY.get(section["type"]), "from_files", None)):
-        return [section]
-    inner = section.get("set")
-    sets = section.get("sets")
-    if isinstance(sets, list) and sets:
-        inner = sets[0]
-    return [section, *sections_to_reader(inner)] if isinstance(inner, Mapping) else [section]
+    found = [section]
+    while not callable(getattr(DATASET_REGISTRY.get(found[-1]["type"]), "from_files", None)):
+        sets = found[-1].get("sets") or [None]
+        inner = found[-1].get("set") or sets[0]  # of several, the first
+        if not isinstance(inner, Mapping):
+            break
+        found.append(inner)
+    return found
 
 
 def build_files(section: Mapping[str, Any], mode: str, files: Sequence[Any]) -> Any:
@@ -194,7 +246,8 @@ def build_files(section: Mapping[str, Any], mode: str, files: Sequence[Any]) -> 
     Raises:
         UserError: the class has no `from_files`.
     """
-    *outer, section = sections_to_reader(section)
+    sections = sections_to_reader(section)
+    section = sections[-1]
     kind = DATASET_REGISTRY.get(section["type"])
     make = getattr(kind, "from_files", None)
     if not callable(make):
@@ -202,46 +255,20 @@ def build_files(section: Mapping[str, Any], mode: str, files: Sequence[Any]) -> 
             f"dataset.{mode}: {section['type']} cannot read single files; give the class a method from_files, "
             f'or name another dataset: --dataset.{mode} "{{type: ImageFiles, size: [32, 32]}}"'
         )
+    arguments = {}
+    for name, parameter in inspect.signature(kind).parameters.items():
+        if parameter.default is not parameter.empty:
+            arguments[name] = parameter.default
     given = {name: value for name, value in section.items() if name not in ("type", "transforms", *OWN)}
-    defaults = {parameter.name: parameter.default for parameter in inspect.signature(kind).parameters.values()}
-    defaults = {name: value for name, value in defaults.items() if value is not inspect.Parameter.empty}
-    dataset = make(files, **defaults | fit_arguments(kind, given))
-    for each in [section, *reversed(outer)]:
+    dataset = make(files, **arguments | fit_arguments(kind, given))
+    for each in reversed(sections):
         dataset = apply_transforms(dataset, each, mode)
     return dataset
 
 
-def find_files(inputs: Iterable[str | Path], section: Mapping[str, Any]) -> list[str]:
-    """List the files to predict: those named, and in each folder those that the section's dataset can read.
-
-    Files of a folder are in the order of their names; hidden ones are skipped. For a dataset with `lines = True`, it
-    is all lines of these files that are not blank, and `-` is the standard input.
-
-    Raises:
-        UserError: one does not exist, or there is none.
-    """
-    reader = DATASET_REGISTRY.get(sections_to_reader(section)[-1]["type"])
-    names = [str(Path(path)) for path in inputs]
-    suffixes, of_lines = getattr(reader, "suffixes", None), getattr(reader, "lines", False)
-    if missing := [name for name in names if not (Path(name).exists() or (of_lines and name == "-"))]:
-        raise UserError(f"--input: there is no file or folder {join_names(missing)}")
-
-    def files_of(path: Path) -> list[str]:
-        return [str(file) for file in files_below(path) if suffixes is None or file.suffix.lower() in suffixes]
-
-    paths = (files_of(Path(name)) if Path(name).is_dir() else [name] for name in names)
-    files = list(dict.fromkeys(itertools.chain(*paths)))
-    samples: list[str] = [line for file in files for line in _lines(file)] if of_lines else files
-    if not samples:
-        kind = "line" if of_lines else "file"
-        raise UserError(f"--input: no {kind} that {section['type']} can read in {', '.join(names)}")
-    return samples
-
-
 def _lines(file: str) -> Iterator[Line]:
-    data = sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()
     try:
-        text = io.StringIO(data.decode("utf-8-sig"), newline=None)
+        text = io.StringIO(Path(file).read_bytes().decode("utf-8-sig"), newline=None)
     except UnicodeDecodeError as error:
         raise UserError(f"--input: {file} is not text in UTF-8: {error}") from error
     for number, words in enumerate(text, 1):
@@ -253,19 +280,9 @@ def _lines(file: str) -> Iterator[Line]:
 
 def heading(file: str) -> dict[str, str]:
     """Return what a row begins with: the file, or a line's file, number and text."""
-    return {"file": file.file, "text": str(file)} if isinstance(file, Line) else {"file": file}
-
-
-def rows_as_text(rows: list[dict[str, Any]]) -> bytes:
-    """Return the rows as lines of JSON."""
-    lines = [f"{json.dumps(plain(row), ensure_ascii=False)}\n" for row in rows]
-    return "".join(lines).encode(errors="backslashreplace")
-
-
-def brief(row: Mapping[str, Any]) -> str:
-    """Return a row on a line of the terminal, without lists and dicts."""
-    short = {key: value for key, value in row.items() if not isinstance(value, (dict, list))}
-    return "  ".join(str(value) if key == "file" else f"{key} {value}" for key, value in short.items())
+    if isinstance(file, Line):
+        return {"file": file.file, "text": str(file)}
+    return {"file": file}
 
 
 def main(argv: list[str]) -> int:
@@ -273,29 +290,36 @@ def main(argv: list[str]) -> int:
     setup_log()
     parser = argparse.ArgumentParser("predict.py", description=__doc__, allow_abbrev=False)
     parser.add_argument("--model_pt", required=True, help="checkpoint, or the folder of a run: its best one")
-    parser.add_argument("--input", required=True, nargs="+", help="files, folders to search; of texts: lines, or -")
+    parser.add_argument("--input", required=True, nargs="+", help="files, and folders to search; of texts, each line")
     parser.add_argument("--out", type=Path, help="folder to write to; by default <run>/predict, or predict-2, ...")
-    is_true: dict[str, Any] = {"nargs": "?", "const": True, "default": False, "type": lambda word: word == "true"}
-    parser.add_argument("--pictures", **is_true, metavar="true", help="draw a picture for each file")
+    parser.add_argument("--pictures", action="store_true", help="draw a picture for each file")
     options, settings = parser.parse_known_args(argv)  # all others are settings, as of evaluate.py
-    drawing: Any = required("pictures", "draw", "--pictures") if options.pictures else None
+    drawing: Any = None
+    if options.pictures:
+        drawing = required("pictures", "draw", "--pictures")
     predictor = Predictor(options.model_pt, *settings)
-    files = find_files(options.input, predictor.trained.section()[1])
+    files = predictor.find_files(options.input)
     folder = options.out or unused_path(RunPaths.of_checkpoint(predictor.trained.path).root / "predict")
-    target, skipped, done = folder / "predictions.jsonl", list[str](), 0
+    target = folder / "predictions.jsonl"
     if target.exists():
         raise UserError(f"--out {folder} has {target.name} already; name another folder, or delete that file")
+    done = 0
+    skipped: list[str] = []
     with output_file(folder):
         folder.mkdir(parents=True, exist_ok=True)
         with atomic_file(target) as file, tqdm(total=len(files), unit="file", disable=None) as bar:
             for batch in predictor.run(files, pictures=options.pictures):
-                file.write(rows_as_text(batch.rows))
-                for number, (row, picture) in enumerate(zip(batch.rows, batch.pictures, strict=False), done):
-                    stem = os.fsencode(Path(row["file"]).stem)[:150].decode(errors="ignore")  # a name has 255 bytes
-                    drawing.save_png(folder / "pictures" / f"{number:06}_{stem}.png", drawing.draw(picture))
-                skipped, done = skipped + batch.unreadable, done + len(batch.rows)
-                if len(files) <= _PRINTED:
-                    print(*map(brief, batch.rows), sep="\n")
+                for row in batch.rows:
+                    line = json.dumps(plain(row), ensure_ascii=False)
+                    file.write(f"{line}\n".encode(errors="backslashreplace"))
+                    if len(files) <= _SHOWN:
+                        print(line)
+                for number, picture in enumerate(batch.pictures):
+                    stem = os.fsencode(Path(batch.rows[number]["file"]).stem)[:150]  # a name has 255 bytes
+                    name = f"{done + number:06}_{stem.decode(errors='ignore')}.png"
+                    drawing.save_png(folder / "pictures" / name, drawing.draw(picture))
+                done += len(batch.rows)
+                skipped += batch.unreadable
                 bar.update(len(batch.rows) + len(batch.unreadable))
     if skipped:
         logger.error("{} of {} files cannot be read: {}", len(skipped), len(files), join_names(skipped, _SHOWN))

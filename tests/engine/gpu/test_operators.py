@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from common.ops.toolchain import find_compiler
 from engine.gpu.conftest import Device
-from tests.ops.conftest import has_compiler, install
+from tests.ops.conftest import install
 
 pytestmark = [pytest.mark.slow, pytest.mark.gpu("operators")]
 OPS = ["--config", "configs/ops.yaml", "--precision.mode", "fp64"]
@@ -13,7 +14,7 @@ OPS = ["--config", "configs/ops.yaml", "--precision.mode", "fp64"]
 
 def test_built_and_trained(device: Device, tmp_path: Path) -> None:
     """By nvcc for a GPU; trained in 64 bits, what the Python reference gives."""
-    assert has_compiler(), "there is no C++ compiler on the PATH"
+    assert find_compiler() is not None, "there is no C++ compiler on the PATH"
     folder = tmp_path / "ops"
     done = install(OPS_BUILD_DIR=str(folder), FORCE_CUDA="1" if device.is_gpu else "0")
     assert done.returncode == 0, done.stderr

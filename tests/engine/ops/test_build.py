@@ -1,7 +1,6 @@
 """scripts/install_ops.sh: from nothing, again, after an edit, without a compiler, with a mistake in a source."""
 
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -9,47 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import PROJECT
-from tests.ops.conftest import NEEDS_COMPILER, install
-from tests.ops.test_build import PACKAGE, script
-
-
-@pytest.fixture
-def project(tmp_path: Path) -> Path:
-    """A copy of what a build needs, to be edited."""
-    ignore = shutil.ignore_patterns("__pycache__", "build")
-    for folder in ("common", PACKAGE, "scripts", "library", "parts", "cli", "tools"):
-        shutil.copytree(PROJECT / folder, tmp_path / folder, ignore=ignore)
-    for source in (tmp_path / PACKAGE / "ops" / "src").iterdir():
-        if not source.name.startswith(("kernels", "add_matrix", "launch")):
-            source.unlink()  # one operator is enough, and compiles in half the time
-    return tmp_path
-
-
-@pytest.mark.slow
-@NEEDS_COMPILER
-def test_only_what_changed_is_compiled_again(project: Path) -> None:
-    """An edited source alone; after an edited header, each; what no source needs any more is removed."""
-    folder = project / PACKAGE / "ops"
-    source, other = folder / "src" / "add_matrix.cpp", folder / "src" / "second.cpp"
-    other.write_text(source.read_text().replace("add_matrix", "second").replace("STABLE_TORCH", "// STABLE_TORCH"))
-
-    def build() -> dict[str, tuple[str, int]]:
-        done = script(project)
-        assert done.returncode == 0 and "built in" in done.stdout, done.stderr
-        objects = (folder / "build" / "objects").iterdir()
-        return {each.name.split("-")[0]: (each.name, each.stat().st_mtime_ns) for each in objects}
-
-    first = build()
-    assert first.keys() == {"add_matrix.cpp", "second.cpp"}
-    source.write_text(source.read_text() + "// edited\n")
-    second = build()
-    assert second["second.cpp"] == first["second.cpp"] and second["add_matrix.cpp"] != first["add_matrix.cpp"]
-    header = folder / "src" / "kernels.h"
-    header.write_text(header.read_text() + "// edited\n")
-    third = build()
-    assert all(third[name] != second[name] for name in second)
-    other.unlink()
-    assert build() == {"add_matrix.cpp": third["add_matrix.cpp"]}
+from tests.ops.conftest import install
 
 
 @pytest.mark.parametrize(

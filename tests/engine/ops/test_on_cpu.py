@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from common.ops.on_cpu import build, translate
 from common.ops.toolchain import BuildError
 from tests.conftest import ENVIRONMENT, PROJECT
 from tests.ops.conftest import NEEDS_COMPILER, OPS
+from tools.kernels_on_cpu.build import build
+from tools.kernels_on_cpu.translate import translate
 
 HEAD = '#include "launch.cuh"\n\nusing ops::Tensor;\n\n'
 # One operator, f(x, kind): x (N, M) float32 to a tensor like x.
@@ -138,8 +139,8 @@ def ops(folder: Path, kernel: str, tail: str = TAIL) -> Path:
 
 
 def run(folder: Path, code: str, *, sanitize: bool = False) -> subprocess.CompletedProcess[str]:
-    """Run the code with the kernels of the folder, as `compare --on-cpu` does."""
-    start = "import sys; from pathlib import Path; from common.ops.on_cpu import run_on_cpu"
+    """Run the code with the kernels of the folder, as `tools.kernels_on_cpu` does."""
+    start = "import sys; from pathlib import Path; from tools.kernels_on_cpu.run import run_on_cpu"
     call = f"sys.exit(run_on_cpu(Path(sys.argv[1]), ['-c', sys.argv[2]], {sanitize}))"
     command = [sys.executable, "-c", f"{start}; {call}", str(folder), code]
     environment = {**ENVIRONMENT, "PYTHONPATH": str(PROJECT)}

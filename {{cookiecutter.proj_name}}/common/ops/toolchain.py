@@ -3,7 +3,6 @@
 import os
 import shutil
 import sys
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,28 +23,24 @@ class BuildError(Exception):
 class Cuda:
     """nvcc and the GPUs to compile for; or neither, and the reason."""
 
-    nvcc: Path | None
-    architectures: list[str]
+    nvcc: str = ""
+    architectures: tuple[str, ...] = ()
     why_not: str = ""
 
 
-def find_compiler(environment: Mapping[str, str] = os.environ) -> str | None:
+def find_compiler() -> str | None:
     """Find the C++ compiler: the one in CXX, else the first one found; None if there is none.
 
     Raises:
         BuildError: the compiler in CXX is not found.
     """
-    wanted = environment.get("CXX")
-    names = ["c++", "g++", "clang++"]
-    if wanted:
-        names = [wanted]
-    for name in names:
-        compiler = shutil.which(name)
-        if compiler is not None:
-            return compiler
-    if wanted:
+    wanted = os.environ.get("CXX")
+    if not wanted:
+        return shutil.which("c++") or shutil.which("g++") or shutil.which("clang++")
+    compiler = shutil.which(wanted)
+    if compiler is None:
         raise BuildError(f"CXX={wanted} is not on the PATH")
-    return None
+    return compiler
 
 
 def find_cuda() -> Cuda:
@@ -55,13 +50,16 @@ def find_cuda() -> Cuda:
         BuildError: FORCE_CUDA=1 is impossible here.
     """
     forced = os.environ.get("FORCE_CUDA")
-    nvcc = _find_nvcc()
+    if forced == "0":
+        return Cuda(why_not="FORCE_CUDA=0")
+    home = os.environ.get("CUDA_HOME")
+    nvcc = shutil.which("nvcc", path=f"{home or '/usr/local/cuda'}/bin")
+    if not home:
+        nvcc = shutil.which("nvcc") or nvcc
     gpus = set()
     for number in range(torch.cuda.device_count()):
         major, minor = torch.cuda.get_device_capability(number)
         gpus.add(f"{major}.{minor}")
-    if forced == "0":
-        return Cuda(None, [], "FORCE_CUDA=0")
     if nvcc is None:
         why_not = "there is no nvcc; install the CUDA toolkit, or name its folder in CUDA_HOME"
     elif torch.__version__ < CUDA_SINCE:
@@ -70,63 +68,37 @@ def find_cuda() -> Cuda:
         why_not = "PyTorch finds no GPU here; FORCE_CUDA=1 compiles for others"
     else:
         chosen = os.environ.get("TORCH_CUDA_ARCH_LIST") or " ".join(sorted(gpus)) or ARCHITECTURES
-        return Cuda(nvcc, chosen.replace(";", " ").split())
+        return Cuda(nvcc, tuple(chosen.replace(";", " ").split()))
     if forced == "1":
         raise BuildError(f"FORCE_CUDA=1, but {why_not}")
-    return Cuda(None, [], why_not)
+    return Cuda(why_not=why_not)
 
 
-def _find_nvcc() -> Path | None:
-    home = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH")
-    if home:
-        nvcc = Path(home, "bin", "nvcc")
-        return nvcc if nvcc.is_file() else None
-    path = shutil.which("nvcc") or shutil.which("nvcc", path="/usr/local/cuda/bin")
-    return Path(path) if path else None
-
-
-def compile_command(
-    source: Path,
-    target: Path,
-    compiler: str,
-    cuda: Cuda,
-) -> list[str]:
-    """Return the command that compiles one source, .cpp or .cu."""
-    include_and_files = [
-        "-isystem",
-        str(TORCH / "include"),
-        "-c",
-        str(source),
-        "-o",
-        str(target),
-    ]
+def compile_command(source: Path, target: Path, compiler: str, cuda: Cuda) -> list[str]:
+    """Return the command that compiles one source, .cpp or .cu. It stops at the first error."""
+    paths = ["-isystem", f"{TORCH}/include", "-c", str(source), "-o", str(target)]
+    flags = [*FLAGS, "-Wfatal-errors"]
     if source.suffix == ".cpp":
-        return [compiler, *FLAGS, *include_and_files]
-    code = []
+        return [compiler, *flags, *paths]
+    optimize, standard, *for_host = flags
+    command = [cuda.nvcc, optimize, standard, "-ccbin", compiler, "-Xcompiler", ",".join(for_host)]
     for architecture in cuda.architectures:
         number = architecture.removesuffix("+PTX").replace(".", "")
-        code.append(f"-gencode=arch=compute_{number},code=sm_{number}")
+        command.append(f"-gencode=arch=compute_{number},code=sm_{number}")
         if architecture.endswith("+PTX"):
-            code.append(f"-gencode=arch=compute_{number},code=compute_{number}")
-    optimize, standard, *for_host = FLAGS
-    flags = [optimize, standard, "-Xcompiler", ",".join(for_host), "-ccbin", compiler]
-    return [str(cuda.nvcc), *flags, *code, *include_and_files]
+            command.append(f"-gencode=arch=compute_{number},code=compute_{number}")
+    return [*command, *paths]
 
 
-def link_command(
-    objects: list[Path],
-    target: Path,
-    compiler: str,
-    cuda: Cuda,
-) -> list[str]:
+def link_command(objects: list[Path], target: Path, compiler: str, cuda: Cuda) -> list[str]:
     """Return the command that links the objects into a library.
 
     CUDA's runtime is linked statically, so it loads anywhere.
     """
     command = [compiler]
     strict = ["-Wl,--no-undefined"]
-    if cuda.nvcc is not None:
-        command = [str(cuda.nvcc), "-nodlink", "-ccbin", compiler]
+    if cuda.nvcc:
+        command = [cuda.nvcc, "-nodlink", "-ccbin", compiler]
         strict = ["-Xlinker", "--no-undefined"]
     command += ["-shared", *map(str, objects), "-o", str(target)]
     command += [f"-L{TORCH / 'lib'}", "-ltorch", "-ltorch_cpu"]

@@ -67,3 +67,8 @@ def add_matrix(a: Tensor, b: Tensor) -> Tensor:
     if needs_reference(a, b):
         return reference(a, b)
     return operator(a, b)
+
+
+def example_inputs(*size: int) -> list[Any]:
+    """Return the arguments with which compare.py calls the operator."""
+    return [torch.randn(size), torch.randn(size)]

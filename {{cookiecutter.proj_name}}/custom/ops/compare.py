@@ -1,136 +1,169 @@
-"""Compare an operator with its reference.
+"""Compare an operator with its reference: python -m custom.ops.compare scale_exp [SIZE ...]
 
-    python -m custom.ops.compare scale_exp [SIZE ...] [--on-cpu [--sanitize]]
-
---on-cpu compiles the CUDA kernels for the CPU, where a wrong one can be found before there is a GPU; --sanitize adds a
-run with AddressSanitizer and one with ThreadSanitizer.
+First values and gradients, in every precision and in each way in which a tensor can lie in memory, then the times.
 """
 
-import inspect
-import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from importlib import import_module
-from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils.benchmark import Timer
 
-from common.ops.load import Implementation
-from common.ops.on_cpu import run_on_cpu
-from custom.ops.cases import SIZES, cases, disagreements
+from custom import ops as package
 
 Operator = Callable[..., Tensor]
+Case = tuple[str, list[Any]]  # its name, and the arguments: tensors and settings
+DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+SIZES: Sequence[Sequence[int]] = (
+    (3, 5),
+    (1, 1),
+    (0, 7),
+    (37, 131),
+)  # odd numbers; less and more than a block of 256 threads
 
 
-def compare(operator: Operator, reference: Operator, inputs: Sequence[Tensor], **settings: Any) -> str:
-    """Return a table of differences and times: `operator(*inputs, *settings)` against `reference(*inputs, *settings)`.
-
-    Differences are the largest over all elements; gradients are computed for a random upstream gradient. Times
-    are medians, with as many threads as PyTorch uses. `gradcheck` compares a corner of the inputs with finite
-    differences in float64.
-    """
-    arguments, threads = tuple(settings.values()), torch.get_num_threads()
-    upstream = torch.randn_like(inputs[0])
-
-    def values(function: Operator) -> list[Tensor]:
-        with torch.no_grad():
-            return [function(*inputs, *arguments)]
-
-    def gradients(function: Operator) -> Sequence[Tensor]:
-        leaves = [tensor.detach().requires_grad_() for tensor in inputs]
-        return torch.autograd.grad(function(*leaves, *arguments), leaves, upstream)
-
-    dtype = str(inputs[0].dtype).removeprefix("torch.")
-    lines = [f"{tuple(inputs[0].shape)} {dtype} on {inputs[0].device}, {threads} threads"]
-    lines.append(f"  {'':<10} {'difference':>10} {'operator':>12} {'reference':>12} {'speed-up':>9}")
-    for name, measure in (("values", values), ("gradients", gradients)):
-        difference = max(map(largest_difference, measure(operator), measure(reference)))
-        mine, theirs = median_ms(measure, operator), median_ms(measure, reference)
-        lines.append(f"  {name:<10} {difference:>10.1e} {mine:>9.3f} ms {theirs:>9.3f} ms {theirs / mine:>8.2f}x")
-    corner = [item.detach()[tuple(slice(3) for _ in item.shape)].double().requires_grad_() for item in inputs]
-    passed = torch.autograd.gradcheck(lambda *x: operator(*x, *arguments), corner)
-    return "\n".join([*lines, f"  gradcheck: {'passed' if passed else 'failed'}"])
+def contiguous(x: Tensor) -> Tensor:
+    """Return x itself."""
+    return x
 
 
-def median_ms(measure: Callable[[Operator], Any], function: Operator) -> float:
-    """Median time of `measure(function)` in milliseconds, over at least 0.3 s of calls."""
-    timer = Timer("run(function)", globals={"run": measure, "function": function}, num_threads=torch.get_num_threads())
-    return timer.blocked_autorange(min_run_time=0.3).median * 1e3
+def transposed(x: Tensor) -> Tensor:
+    """Return the same values; the last dimension is not the one whose neighbours are neighbours in memory."""
+    if x.dim() < 2:
+        return x
+    return x.mT.contiguous().mT
 
 
-def largest_difference(first: Tensor, second: Tensor) -> float:
-    """Return the largest absolute difference of two tensors; 0 where there are no elements."""
-    return (first.double() - second.double()).abs().max().item() if first.numel() else 0.0
+def sliced(x: Tensor) -> Tensor:
+    """Return the same values as every second element of a larger tensor."""
+    larger = x.new_zeros(*x.shape[:-1], 2 * x.shape[-1] + 1)
+    larger[..., 1::2] = x
+    return larger[..., 1::2]
+
+
+def expanded(x: Tensor) -> Tensor:
+    """Return the first row in place of each; all are in the same memory."""
+    return x[:1].expand(x.shape)
+
+
+def cases(make: Callable[..., list[Any]], sizes: Sequence[Sequence[int]], device: str) -> Iterator[Case]:
+    """Yield the arguments `make(*size)` for each size, in each precision, layout by layout."""
+    for size in sizes:
+        arguments = make(*size)
+        for dtype in DTYPES:
+            for layout in (contiguous, transposed, sliced, expanded):
+                tried = []
+                for argument in arguments:
+                    if isinstance(argument, Tensor):
+                        argument = layout(argument.to(device, dtype))
+                    tried.append(argument)
+                precision = str(dtype).removeprefix("torch.")
+                yield f"{precision} {' x '.join(map(str, size))} {layout.__name__}", tried
+
+
+def difference(operator: Operator, reference: Operator, arguments: Sequence[Any]) -> str:
+    """Return the first difference of values and gradients, as torch.testing.assert_close says it; or nothing."""
+    upstream = example_gradient(reference(*arguments))
+    try:
+        results = values_and_gradients(operator, arguments, upstream)
+    except RuntimeError as error:
+        return str(error).partition("\n")[0]
+    expected = values_and_gradients(reference, arguments, upstream)
+    for number, one in enumerate(results):
+        try:
+            torch.testing.assert_close(one, expected[number], equal_nan=True)
+        except AssertionError as error:
+            what = "values"
+            if number > 0:
+                what = f"gradient {number}"
+            return f"{what}: {' '.join(str(error).split())}"
+    return ""
+
+
+def values_and_gradients(function: Operator, arguments: Sequence[Any], upstream: Tensor) -> list[Tensor]:
+    """Return the output of `function(*arguments)`, and the gradient for each tensor among them."""
+    leaves = []
+    given = []
+    for argument in arguments:
+        if isinstance(argument, Tensor):
+            argument = argument.detach().requires_grad_()
+            leaves.append(argument)
+        given.append(argument)
+    output = function(*given)
+    return [output, *torch.autograd.grad(output, leaves, upstream)]
+
+
+def example_gradient(output: Tensor) -> Tensor:
+    """Return a gradient like the output, from -1 to 2, different for each element."""
+    gradient = torch.linspace(-1, 2, output.numel(), device=output.device)
+    return gradient.to(output.dtype).view(output.shape)
+
+
+def times(operator: Operator, reference: Operator, arguments: Sequence[Any]) -> str:
+    """Return a table of median times, forward and forward with backward, with PyTorch's number of threads."""
+    output = reference(*arguments)
+    upstream = example_gradient(output)
+    lines = [f"{tuple(output.shape)} {output.dtype} on {output.device}, {torch.get_num_threads()} threads"]
+    lines.append(f"  {'':<10} {'operator':>12} {'reference':>12} {'speed-up':>9}")
+    for name, run in (("values", "function(*given)"), ("gradients", "both(function, given, upstream)")):
+        found = []
+        for function in (operator, reference):
+            known = {"function": function, "given": arguments, "upstream": upstream, "both": values_and_gradients}
+            timer = Timer(run, globals=known, num_threads=torch.get_num_threads())
+            found.append(timer.blocked_autorange(min_run_time=0.3).median * 1e3)
+        lines.append(f"  {name:<10} {found[0]:>9.3f} ms {found[1]:>9.3f} ms {found[1] / found[0]:>8.2f}x")
+    return "\n".join(lines)
+
+
+def load(words: Sequence[str], program: str) -> tuple[Operator, ModuleType, list[int]]:
+    """Return the operator that the words name, the module with its reference, and the size, which may be empty."""
+    names = [name for name in package.__all__ if name != "implementation"]
+    if not words or words[0] not in names or not all(word.isdecimal() for word in words[1:]):
+        sys.exit(f"usage: python -m {program} {'|'.join(names)} [SIZE ...]")
+    module = import_module(f"{package.__name__}.{words[0]}")
+    return getattr(module, words[0]), module, [int(word) for word in words[1:]]
+
+
+def try_cases(operator: Operator, reference: Operator, tried: Iterable[Case]) -> int:
+    """Print which cases differ. Returns how many."""
+    total = 0
+    wrong = []
+    for name, arguments in tried:
+        total += 1
+        found = difference(operator, reference, arguments)
+        if found:
+            wrong.append(f"  {name}: {found}")
+    lines = [*wrong[:5], f"  {total - len(wrong)} of {total} cases agree"]
+    print("\n".join(lines))
+    return len(wrong)
 
 
 def main(*words: str) -> None:
-    """Print how the operator in a module of this folder differs from its reference, on a GPU if there is one.
+    """Compare on a GPU, if there is one; in cases of several sizes and times of 1024 x 1024, or all of the given size.
 
-    First in the cases of cases.py, then the table for one size (1024 x 1024 by default). The tensors are random, or
-    those that `example_inputs(*size)` of the module returns. Settings have their defaults in the table, and others in
-    the cases. Ends with code 1 if a case differs.
-
-    Args:
-        words: the operator's name, sizes and options, as on the command line.
+    `example_inputs(*size)` in the operator's file returns the arguments: settings that are no defaults, as a kernel
+    that ignores them would agree.
     """
-    package = import_module(str(__package__))
-    names = [name for name in package.__all__ if name != "implementation"]
-    options = [word for word in words if word.startswith("-")]
-    name, *sizes = [word for word in words if word not in options] or [""]
-    known = options in ([], ["--on-cpu"], ["--on-cpu", "--sanitize"])
-    if name not in names or not known or not all(size.isdecimal() for size in sizes):
-        sys.exit(f"usage: python -m {__package__}.compare {'|'.join(names)} [SIZE ...] [--on-cpu [--sanitize]]")
-    if options:
-        again = ["-m", f"{__package__}.compare", name, *sizes]
-        sys.exit(run_on_cpu(Path(__file__).resolve().parent, again, sanitize="--sanitize" in options))
-    module = import_module(f"{__package__}.{name}")
-    operator = getattr(module, name)
-    parameters = inspect.signature(operator).parameters.values()
-    settings = {item.name: item.default for item in parameters if item.default is not inspect.Parameter.empty}
-    count = len(parameters) - len(settings)
-    make = getattr(module, "example_inputs", lambda *size: [torch.randn(size) for _ in range(count)])
-    size = [int(text) for text in sizes]
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    library = os.environ.get("OPS_ON_CPU")
-    if library is None:
-        _say_what_runs(name, package.implementation, device)
-    else:
-        device = "cpu"
-        _load(library, name)
-    inputs = [[tensor.to(device) for tensor in make(*shape)] for shape in ([size] if size else SIZES)]
-    # Defaults are often 0 or 1, and a kernel that ignores them would agree.
-    tried = {key: value * 1.5 + 0.25 if isinstance(value, float) else value for key, value in settings.items()}
-    try:
-        wrong = disagreements(operator, module.reference, inputs, **tried)
-    except ValueError:  # the operator does not take these
-        tried = settings
-        wrong = disagreements(operator, module.reference, inputs, **tried)
-    total = len(list(cases(inputs)))
-    with_settings = "".join(f", {key} = {value}" for key, value in tried.items())
-    for text in wrong[:5]:
-        print(f"  {text}")
-    print(f"  {total - len(wrong)} of {total} cases agree{with_settings}")
-    if library is None:
-        large = [tensor.to(device) for tensor in make(*(size or (1024, 1024)))]
-        print(compare(operator, module.reference, large, **settings))
-    sys.exit(1 if wrong else 0)
-
-
-def _say_what_runs(name: str, built: Implementation, device: str) -> None:
-    print(f"{name}: {built}")
+    operator, module, size = load(words, f"{package.__name__}.compare")
+    built = package.implementation
+    device = "cpu"
+    if torch.cuda.is_available():
+        device = "cuda"
+    print(f"{words[0]}: {built}")
     if built.library is None or (device == "cuda" and not built.architectures):
         print("  there is no kernel to compare: below, the reference is compared with itself")
-
-
-def _load(library: str, name: str) -> None:
-    """Have the CUDA kernels, compiled for the CPU, run as those of the CPU."""
-    torch.use_deterministic_algorithms(True, warn_only=True)  # fills new memory with NaN: what no thread writes shows
-    torch.ops.load_library(library)
-    if not torch._C._dispatch_has_kernel_for_dispatch_key(f"custom_ops::{name}", "CPU"):
-        sys.exit(f'{name}: no .cu in src has m.impl("{name}", ...) for CUDA: a misspelt name is no error there')
+    sizes = SIZES
+    if size:
+        sizes = (size,)
+    wrong = try_cases(operator, module.reference, cases(module.example_inputs, sizes, device))
+    with torch.device(device):
+        arguments = module.example_inputs(*(size or (1024, 1024)))
+    print(times(operator, module.reference, arguments))
+    sys.exit(int(wrong > 0))
 
 
 if __name__ == "__main__":

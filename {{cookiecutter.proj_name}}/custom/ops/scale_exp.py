@@ -107,3 +107,8 @@ def scale_exp(x: Tensor, scale: float = 1.0, shift: float = 0.0) -> Tensor:
     if needs_reference(x):
         return reference(x, scale, shift)
     return operator(x, float(scale), float(shift))
+
+
+def example_inputs(*size: int) -> list[Any]:
+    """Return the arguments with which compare.py calls the operator."""
+    return [torch.randn(size), 1.75, 0.25]

@@ -14,7 +14,7 @@ from common.progress import Position
 from common.run_context import RunContext
 from common.task import Task
 from common.trainer import Trainer
-from parts.checks.class_counts import describe_classes, warn_of_empty_classes
+from parts.checks.class_counts import log_classes
 from parts.checks.first_batch import FirstBatch
 from parts.checks.shared_samples import warn_of_shared_samples
 from parts.checks.slow_data import SlowDataAdvice
@@ -24,16 +24,14 @@ from parts.checks.slow_data import SlowDataAdvice
 def around(run: RunContext, trainer: Trainer) -> Iterator[None]:
     """Warn of what is found, in the main process."""
     if run.rank.is_main:
-        measured = {label(loader.split, loader.name): loader for loader in (*trainer.val, *trainer.evaluation)}
-        loaders: dict[str, BatchStream | EvaluationLoader] = {"train": trainer.stream, **measured}
-        for name, loader in loaders.items():
-            classes = describe_classes(loader.dataset)
-            if classes:
-                logger.info("{} data: {}", name, classes)
+        loaders: dict[str, BatchStream | EvaluationLoader] = {"train": trainer.stream}
+        for loader in (*trainer.val, *trainer.evaluation):
+            loaders[label(loader.split, loader.name)] = loader
+        for name, each in loaders.items():
+            log_classes(name, each.dataset)
         warn_of_shared_samples(loaders, trainer.state.fingerprint["data"])
         if isinstance(trainer.stream, TrainStream):
             warn_of_single_samples(trainer.task, trainer.stream.plan)
-            warn_of_empty_classes(trainer.stream.dataset)
         trainer.evaluator.after_sanity_check.append(FirstBatch(trainer))
     trainer.monitor.after_log.append(SlowDataAdvice(trainer.config.num_workers, run.rank, trainer.at))
     yield
@@ -41,13 +39,13 @@ def around(run: RunContext, trainer: Trainer) -> Iterator[None]:
 
 def warn_of_single_samples(task: Task, plan: EpochPlan) -> None:
     """Warn if an epoch's last micro-batch has one sample, of which batch norm cannot compute a variance."""
+    if not any(isinstance(module, _BatchNorm) for module in task.modules()):
+        return
     start = Position(sample=(plan.steps_per_epoch - 1) * plan.samples_per_step)
     last = [next(replace(plan, rank=rank).global_batches(start)) for rank in range(plan.world_size)]
-    has_batch_norm = any(isinstance(module, _BatchNorm) for module in task.modules())
-    if has_batch_norm and any(share.sizes[-1] == 1 for share in last):
+    if any(share.sizes[-1] == 1 for share in last):
         logger.warning(
             "the last step of each epoch has a micro-batch of 1 sample ({} samples, {} in a step): batch norm takes "
-            "its statistics from that sample alone, and refuses it where it has 1 value per channel, as after a linear "
-            "layer or global pooling: --loader.drop_last true, or another --batch_size",
+            "its statistics from that sample alone, or refuses it: --loader.drop_last true, or another --batch_size",
             *(plan.order.size, plan.samples_per_step),
         )

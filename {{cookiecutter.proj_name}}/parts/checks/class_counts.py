@@ -1,6 +1,5 @@
 """How many samples each class has, as far as a dataset says so without being read."""
 
-from collections import Counter
 from contextlib import suppress
 from typing import Any
 
@@ -33,44 +32,42 @@ def count_classes(dataset: Any) -> dict[str, int]:
     Numbers run from 0 to the largest label; those that mark what is ignored are left out.
     """
     labels = labels_of(dataset)
-    if labels is not None:
-        is_ignored = (labels == _IGNORED) & (_IGNORED - 1 not in labels)
-        labels = labels[(labels >= 0) & ~is_ignored]
-    if labels is None or not len(labels) or labels.max() >= len(labels) + 1000:  # not classes but codes
+    if labels is None:
         return {}
-    names = list(map(str, getattr(dataset, "classes", ()))) or list(map(str, range(labels.max() + 1)))
+    if _IGNORED - 1 not in labels:
+        labels = labels[labels != _IGNORED]
+    labels = labels[labels >= 0]
+    if not len(labels) or labels.max() >= len(labels) + 1000:  # not classes but codes
+        return {}
+    names = getattr(dataset, "classes", None) or range(labels.max() + 1)
     counts = np.bincount(labels, minlength=len(names)).tolist()
-    return dict(zip(names, counts, strict=False))
+    return dict(zip(map(str, names), counts, strict=False))
 
 
-def describe_classes(dataset: Any) -> str:
-    """Describe the classes: `classes cat 40, horse 0 (3 files ignored: .heic)`; "" if the labels are not known."""
-    counts, ignored = count_classes(dataset), getattr(dataset, "ignored", {})
-    lines = [f"{name} {count}{_listing(ignored.get(name))}" for name, count in counts.items()]
-    if len(lines) > _ALL:
-        several = f"{len(lines)} classes of {min(counts.values())} to {max(counts.values())} samples: "
-        return f"{several}{', '.join(lines[:_FIRST])}, ..."
-    return f"classes {', '.join(lines)}" if lines else ""
+def log_classes(name: str, dataset: Any) -> None:
+    """Log the classes of a set, such as `cat 40, horse 0 (3 files ignored: .heic)`; warn of training without a class.
 
-
-def _listing(suffixes: Counter[str] | None) -> str:
-    if not suffixes:
-        return ""
-    count = sum(suffixes.values())
-    kinds = ", ".join(kind or "no suffix" for kind, _ in suffixes.most_common(3))
-    return f" ({count} file{'s' * (count > 1)} ignored: {kinds})"
-
-
-def warn_of_empty_classes(dataset: Any) -> None:
-    """Warn of classes without a sample to train on: the model cannot learn them."""
-    counts, ignored = count_classes(dataset), getattr(dataset, "ignored", {})
-    empty = [name for name, count in counts.items() if not count]
-    if not empty:
+    Args:
+        name: of the set, such as train.
+    """
+    counts = count_classes(dataset)
+    if not counts:
         return
-    shown = ", ".join(f"{name}{_listing(ignored.get(name))}" for name in empty[:_ALL]) + ", ..." * (len(empty) > _ALL)
-    remedy = "convert these files, add others, or remove the class"
-    if not getattr(dataset, "classes", ()):
-        remedy = "labels are counted from 0" if empty == ["0"] else "is a label missing, or are these not classes?"
-    logger.warning(
-        "dataset.train has no sample of {} of its {} classes: {}; {}", len(empty), len(counts), shown, remedy
-    )
+    ignored = getattr(dataset, "ignored", {})
+    lines = []
+    empty = []
+    for label, count in counts.items():
+        line = f"{label} {count}"
+        if ignored.get(label):
+            line += f" ({ignored[label].total()} files ignored: {', '.join(sorted(ignored[label]))})"
+        lines.append(line)
+        if count == 0:
+            empty.append(line)
+    text = f"classes {', '.join(lines)}"
+    if len(lines) > _ALL:
+        first = ", ".join(lines[:_FIRST])
+        text = f"{len(lines)} classes of {min(counts.values())} to {max(counts.values())} samples: {first}, ..."
+    logger.info("{} data: {}", name, text)
+    if name == "train" and empty:
+        remedy = "add some, or remove the class; labels are counted from 0"
+        logger.warning("dataset.train lacks {} of {} classes: {}; {}", len(empty), len(lines), ", ".join(empty), remedy)

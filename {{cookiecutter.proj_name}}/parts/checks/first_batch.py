@@ -32,22 +32,29 @@ class FirstBatch:
     """Warns of probable mistakes in data, labels or losses. Called with the first batch of every evaluation set."""
 
     def __init__(self, trainer: Trainer) -> None:
-        self.trainer, self.task = trainer, trainer.task
-        plain = all(getattr(type(self.task), name) is getattr(Task, name) for name in ("updates", "update", "measure"))
+        self.trainer = trainer
+        self.task = trainer.task
         # Not where a forward pass needs all processes, or a batch of another size would be compiled.
-        compiles = trainer.config.prepare.compile.enabled
-        self._is_to_divide = plain and not trainer.strategy.lockstep_forward and not compiles
+        self._is_to_divide = not trainer.strategy.lockstep_forward and not trainer.config.prepare.compile.enabled
+        for name in ("updates", "update", "measure"):
+            if getattr(type(self.task), name) is not getattr(Task, name):
+                self._is_to_divide = False
 
     def __call__(self, loader: EvaluationLoader, batch: Any, output: Any, losses: Losses) -> None:
         """Check a batch that is on the device, in evaluation mode and without gradients."""
-        name, values = label(loader.split, loader.name), to_floats([losses])[0]
-        warn_of_range(name, batch)
-        logits = output.get("logits") if isinstance(output, Mapping) else None
+        name = label(loader.split, loader.name)
+        data = {}
+        if isinstance(batch, Mapping):
+            data = {key: value for key, value in batch.items() if isinstance(value, Tensor)}
+        warn_of_range(name, data.get("image"))
+        logits = None
+        if isinstance(output, Mapping):
+            logits = output.get("logits")
         if isinstance(logits, Tensor) and logits.ndim in (2, 4):  # of images, or of pixels
             self.trainer.classes = logits.shape[1]
-            warn_of_missing_zero(name, batch, logits)
+            warn_of_missing_zero(name, data.get("label"), logits.shape[1])
             warn_of_probabilities(name, logits)
-        warn_of_nan(name, loader.keys[0][1], batch, values)
+        warn_of_nan(name, loader.keys[0][1], data, to_floats([losses])[0])
         if loader.split == "val" and self._is_to_divide and "loss" in losses:
             self._is_to_divide = False
             with suppress(Exception):  # what cannot be divided is not checked
@@ -59,7 +66,8 @@ class FirstBatch:
         The samples are spread over the set, since the first ones may be of one class.
         """
         chosen = spread(range(loader.size), min(_SAMPLES, loader.batch_size))
-        size, task = len(chosen), self.task
+        size = len(chosen)
+        task = self.task
         looked_at = [task, *(term.function for term in task.loss.terms)]
         if size < 6 or any(getattr(part, "compares_samples", False) for part in looked_at):
             return
@@ -70,64 +78,72 @@ class FirstBatch:
         if any(tensor.ndim and len(tensor) != size for tensor in found):
             return
 
-        def losses_of(part: slice, seed: int = 0) -> tuple[int, dict[str, float]]:
+        def losses_of(part: slice, seed: int = 0) -> dict[str, float]:
             set_seed(seed)  # for losses that draw numbers
-            count = task.count(rows(loaded, part, size))
             with self.trainer.strategy.precision.autocast():
                 values = task.losses(rows(output, part, size), rows(batch, part, size))
-            return len(range(size)[part]) if count is None else int(count), to_floats([values])[0]
+            return to_floats([values])[0]
 
-        (_, whole), (_, again) = losses_of(slice(size)), losses_of(slice(size), seed=1)
-        # Small parts: the losses of an untrained model are nearly alike, so weights show most where few are averaged.
-        parts = [pair for start in range(0, size, 2) if (pair := losses_of(slice(start, start + 2)))[0]]
-        total = sum(count for count, _ in parts)
-        joined = {name: math.fsum(count * losses[name] for count, losses in parts) / total for name in whole}
-        rounding = max(_ROUNDING, 16 * torch.finfo(measured["loss"].dtype).eps)
-        wrong = [name for name in whole if not abs(whole[name] - joined[name]) <= rounding * abs(whole[name])]
-        if "loss" not in wrong or whole != again:
+        whole = losses_of(slice(size))
+        if whole != losses_of(slice(size), seed=1):
             return
-        name = next((loss for loss in wrong if loss != "loss"), "loss")
+        # Small parts: the losses of an untrained model are nearly alike, so weights show most where few are averaged.
+        sums = dict.fromkeys(whole, 0.0)
+        total = 0
+        for start in range(0, size, 2):
+            part = slice(start, start + 2)
+            count = task.count(rows(loaded, part, size))
+            if count is None:
+                count = len(range(size)[part])
+            if count:
+                total += int(count)
+                for name, value in losses_of(part).items():
+                    sums[name] += int(count) * value
+        rounding = max(_ROUNDING, 16 * torch.finfo(measured["loss"].dtype).eps)
+        wrong = []
+        for name, value in whole.items():
+            if not abs(value - sums[name] / total) <= rounding * abs(value):
+                wrong.append(name)
+        if "loss" not in wrong:
+            return
+        wrong.sort(key=lambda name: name == "loss")  # the part that is the cause comes first
+        name = wrong[0]
         logger.warning(
             "{} is not a mean over samples: {:.6g} for {} samples of {}, but {:.6g} over their pairs, so it "
             "depends on eval_batch_size, and training on optim.accumulate. {}",
-            *(name, whole[name], size, label(loader.split, loader.name), joined[name], _MEAN),
+            *(name, whole[name], size, label(loader.split, loader.name), sums[name] / total, _MEAN),
         )
 
 
-def warn_of_range(name: str, batch: Any) -> None:
+def warn_of_range(name: str, image: Tensor | None) -> None:
     """Warn of images with values far outside of 0..1. Normalised ones have negative values too."""
-    image = batch.get("image") if isinstance(batch, Mapping) else None
-    if not isinstance(image, Tensor) or not image.is_floating_point() or image.ndim != 4:
+    if image is None or not image.is_floating_point() or image.ndim != 4:
         return
     low, high = torch.stack(image.aminmax()).tolist()
     if (low >= 0 and high > 1.5) or high > 20:
         logger.warning(
-            "{}: `image` has values from {:.4g} to {:.4g}, but models and pictures expect 0 to 1; divide by {} in "
-            "the dataset's __getitem__",
-            *(name, low, high, 255 if high > 100 else f"{high:.4g}"),
+            "{}: `image` has values from {:.4g} to {:.4g}, but models and pictures expect 0 to 1; scale them in the "
+            "dataset's __getitem__, as in image / 255",
+            *(name, low, high),
         )
 
 
-def warn_of_missing_zero(name: str, batch: Any, logits: Tensor) -> None:
+def warn_of_missing_zero(name: str, labels: Tensor | None, classes: int) -> None:
     """Warn of labels that start at 1: all classes of the model occur but the first."""
-    given = batch.get("label") if isinstance(batch, Mapping) else None
-    if not isinstance(given, Tensor) or given.is_floating_point():
+    if labels is None or labels.is_floating_point() or classes < 3:
         return
-    labels, classes = given.unique().tolist(), logits.shape[1]
-    if classes > 2 and labels == list(range(1, classes)):
+    if labels.unique().tolist() == list(range(1, classes)):
         logger.warning(
             "{}: all labels from 1 to {} occur in the first batch, but not 0, and the model gives {} classes; labels "
-            "are counted from 0: subtract 1 in the dataset, and give the model {} classes",
-            *(name, classes - 1, classes, classes - 1),
+            "are counted from 0: subtract 1 in the dataset, and give the model a class less",
+            *(name, classes - 1, classes),
         )
 
 
 def warn_of_probabilities(name: str, logits: Tensor) -> None:
     """Warn if `logits` (B, classes, ...) are probabilities: cross entropy applies softmax, so the model must not."""
-    if logits.shape[1] < 2:
-        return
     sums = logits.float().sum(1)
-    if logits.min() >= 0 and torch.allclose(sums, torch.ones_like(sums), atol=0.01):
+    if logits.shape[1] > 1 and logits.min() >= 0 and torch.allclose(sums, torch.ones_like(sums), atol=0.01):
         logger.warning(
             "{}: `logits` are probabilities already (each row sums to 1), but cross entropy applies softmax itself: "
             "training would be slow and stop early. Remove the softmax at the end of the model",
@@ -135,17 +151,17 @@ def warn_of_probabilities(name: str, logits: Tensor) -> None:
         )
 
 
-def warn_of_nan(name: str, indices: Sequence[int], batch: Any, values: Mapping[str, float]) -> None:
+def warn_of_nan(name: str, indices: Sequence[int], data: Mapping[str, Tensor], losses: Mapping[str, float]) -> None:
     """Warn of losses that are not finite before the first step, and of the samples that hold NaN or infinity."""
-    bad = [key for key, value in values.items() if not math.isfinite(value)]
+    bad = [key for key, value in losses.items() if not math.isfinite(value)]
     if not bad:
         return
     causes = []
-    for key, value in batch.items() if isinstance(batch, Mapping) else ():
-        if isinstance(value, Tensor) and value.is_floating_point() and value.ndim and len(value) == len(indices):
-            rows_ = ~value.isfinite().reshape(len(value), -1).all(1)
-            numbers = [str(indices[row]) for row in rows_.nonzero().flatten().tolist()]
+    for key, value in data.items():
+        if value.is_floating_point() and value.ndim and len(value) == len(indices):
+            is_bad = ~value.isfinite().reshape(len(value), -1).all(1)
+            numbers = [str(index) for index, wrong in zip(indices, is_bad.tolist(), strict=True) if wrong]
             if numbers:
                 causes.append(f"`{key}` is not finite in sample {join_names(numbers, 3)}")
     cause = "; ".join(causes) or "its data are finite, so look at the model and the loss"
-    logger.warning("{}: {} of the first batch is {} before training: {}", name, bad[-1], values[bad[-1]], cause)
+    logger.warning("{}: {} of the first batch is {} before training: {}", name, bad[-1], losses[bad[-1]], cause)

@@ -27,17 +27,17 @@ def warn_of_shared_samples(loaders: Mapping[str, Any], read: Mapping[str, Any]) 
         read: what parts/data_check read of them.
     """
     sets = {name: loader.dataset for name, loader in loaders.items() if is_map_style(loader.dataset)}
-    ids = {
-        name: set(islice(dataset.sample_ids(), len(dataset)))
-        for name, dataset in sets.items()
-        if callable(getattr(dataset, "sample_ids", None))
-    }
+    ids = {}
+    for name, dataset in sets.items():
+        if callable(getattr(dataset, "sample_ids", None)):
+            ids[name] = set(islice(dataset.sample_ids(), len(dataset)))
     for first, second in combinations(sets, 2):
         if first.split(".")[0] == second.split(".")[0]:
             continue
         overlap = ""
         if first in ids and second in ids:
-            if shared := ids[first] & ids[second]:
+            shared = ids[first] & ids[second]
+            if shared:
                 overlap = f"{len(shared)} of {len(ids[second])} samples are also in dataset.{first}"
                 overlap += f", such as {min(shared, key=str)}"
         elif first == "train" and first in read and second in read:

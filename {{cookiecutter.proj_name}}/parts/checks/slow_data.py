@@ -23,24 +23,26 @@ class SlowDataAdvice:
     """
 
     def __init__(self, workers: int, rank: Rank, at: Position) -> None:
-        # Slurm gives each process cores of its own.
-        self._workers, self._processes = workers, 1 if rank.launcher == "slurm" else rank.local_world
-        self._at, self._waited, self._is_given = at, 0.0, False
+        self._workers = workers
+        self._cores = available_cores()
+        if rank.launcher != "slurm":  # which gives each process cores of its own
+            self._cores = max(self._cores // rank.local_world, 1)
+        self._at = at
+        self._waited = 0.0
+        self._is_given = False
 
     def __call__(self, at: Position, timing: Timing) -> None:
-        self._waited += timing.data * timing.step * (at.step - self._at.step)
+        wait_s = timing.data * timing.step
+        self._waited += wait_s * (at.step - self._at.step)
         self._at = at
-        is_slow = timing.data > _SLOW_SHARE and timing.data * timing.step >= _SLOW_BATCH_S
-        if is_slow and self._waited >= _SLOW_TOTAL_S and not self._is_given:
+        is_slow = timing.data > _SLOW_SHARE and wait_s >= _SLOW_BATCH_S and self._waited >= _SLOW_TOTAL_S
+        if is_slow and not self._is_given:
             self._is_given = True
-            logger.warning("{}", advice(timing, self._workers, self._processes))
-
-
-def advice(timing: Timing, workers: int, processes: int = 1) -> str:
-    """Say what to try. `processes`: number of processes that share the cores of this one."""
-    cores = max(available_cores() // processes, 1)
-    remedy = "try more workers"
-    if workers >= cores:
-        remedy = "more workers would not help: try less work per sample"
-    now = f"--num_workers is {workers}, cores of this process: {cores}"
-    return f"{timing.data:.0%} of the time is spent waiting for data; {remedy} ({now}), or keep it in memory"
+            remedy = "try more workers"
+            if self._workers >= self._cores:
+                remedy = "more workers would not help: try less work per sample"
+            logger.warning(
+                "{:.0%} of the time is spent waiting for data; {} (--num_workers is {}, cores of this process: {}), "
+                "or keep it in memory",
+                *(timing.data, remedy, self._workers, self._cores),
+            )

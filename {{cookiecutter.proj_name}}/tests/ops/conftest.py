@@ -4,7 +4,6 @@ import ctypes
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -23,12 +22,8 @@ def install(folder: Path = OPS, **environment: str) -> subprocess.CompletedProce
     return subprocess.run(command, cwd=PROJECT, env=variables, capture_output=True, text=True, timeout=300, check=False)
 
 
-def has_compiler(environment: Mapping[str, str] = os.environ) -> bool:
-    return find_compiler(environment) is not None
-
-
 NEEDS_COMPILER = pytest.mark.skipif(
-    not has_compiler() and not os.environ.get("REQUIRE_REAL"), reason="there is no C++ compiler on the PATH"
+    find_compiler() is None and not os.environ.get("REQUIRE_REAL"), reason="there is no C++ compiler on the PATH"
 )
 
 
@@ -38,7 +33,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> str:
     target = os.environ.get("OPS_BUILD_DIR")
     if target is None:
         target = str(tmp_path_factory.mktemp("ops"))
-        if has_compiler():
+        if find_compiler() is not None:
             done = install(OPS_BUILD_DIR=target, FORCE_CUDA="")  # CUDA if there are nvcc and a GPU
             assert done.returncode == 0, done.stderr
     for library in Path(target).glob("*.so"):

@@ -68,38 +68,30 @@ def test_from_nothing_twice_and_after_an_edit(project: Path) -> None:
 
     source = folder / "src" / "add_matrix.cpp"
     source.write_text(source.read_text() + "// edited\n")
-    assert "the build is out of date (add_matrix.cpp changed since)" in status(project)
+    assert "the build is out of date: a source" in status(project)
     done = script(project)
     assert done.returncode == 0 and "built in" in done.stdout
     (newer,) = (folder / "build").glob("*.so")
     assert newer.name != library.name and "C++ on the CPU" in status(project)
-    names = sorted(each.suffix for each in (folder / "build").iterdir())
-    assert names == ["", ".json", ".json", ".so"], (
-        "objects, the library, its record, and compile_commands.json; nothing else is left"
-    )
+    assert sorted(each.name for each in (folder / "build").iterdir()) == ["compile_commands.json", newer.name]
 
     newer.write_bytes(b"not a library")
     assert "cannot be loaded; the Python reference runs" in status(project)
-    newer.unlink()
-    assert "out of date (its library is missing)" in status(project)
 
 
 @NEEDS_COMPILER
 def test_a_mistake_in_a_source(project: Path) -> None:
-    """The compiler's first error, the line it is about, and where the rest is. Editors know the paths."""
+    """The compiler's first error, and the line it is about. Editors know the paths."""
     source = project / PACKAGE / "ops" / "src" / "add_matrix.cpp"
     line = source.read_text().splitlines().index("Tensor add_matrix(const Tensor& a, const Tensor& b) {") + 1
     source.write_text(source.read_text().replace("Tensor out = torch::stable::empty_like(x);", "Tensor out = empty(x;"))
     done = script(project)
     assert done.returncode == 1
-    first = done.stderr.splitlines()[1]
-    assert f"add_matrix.cpp:{line + 5}" in first and "error:" in first
+    assert f"add_matrix.cpp:{line + 5}" in done.stderr and done.stderr.count("error: ") == 2  # the first one alone
     assert "empty(x;" in done.stderr and "Traceback" not in done.stderr
-    errors = project / PACKAGE / "ops" / "build" / "errors.txt"
-    assert f"Everything it said: {PACKAGE}/ops/build/errors.txt" in done.stderr
-    assert first in errors.read_text()
-    assert list(errors.parent.glob("*.so")) == []
-    (entry,) = json.loads((errors.parent / "compile_commands.json").read_text())
+    made = project / PACKAGE / "ops" / "build" / "compile_commands.json"
+    assert list(made.parent.iterdir()) == [made]
+    (entry,) = json.loads(made.read_text())
     include = entry["arguments"][entry["arguments"].index("-isystem") + 1]
     assert Path(include, "torch", "csrc", "stable", "tensor.h").is_file()
     assert Path(entry["directory"], entry["file"]).samefile(source)

@@ -18,6 +18,7 @@ from tools.runs import compare
 from tools.runs.read import RunFiles
 
 Row = dict[str, Any]  # the columns of a run by name; missing where it has none
+_RESULTS = ("best", "val.", "eval.")
 
 
 def read(folders: Sequence[Path]) -> list[RunFiles]:
@@ -25,8 +26,10 @@ def read(folders: Sequence[Path]) -> list[RunFiles]:
     runs = {}
     for folder in folders:
         for run in compare.find_runs(folder):
-            if run.path != folder:
-                run.name = str(run.path.relative_to(folder) if len(folders) == 1 else run.path)
+            if len(folders) > 1:
+                run.name = str(run.path)
+            elif run.path != folder:
+                run.name = str(run.path.relative_to(folder))
             runs[run.path.resolve()] = run
     return list(runs.values())
 
@@ -34,75 +37,68 @@ def read(folders: Sequence[Path]) -> list[RunFiles]:
 def row_of(run: RunFiles, keys: Sequence[str]) -> Row:
     """Return the columns of a run; of its config, the values of `keys`."""
     row: Row = {"run": run.name, "state": run.state}
-    row |= {key: run.config[key] for key in keys if key in run.config}
-    if run.best:  # after a key `metric`, of a run without metrics
+    for key in keys:
+        if key in run.config:
+            row[key] = run.config[key]
+    if run.best is not None:  # after a key `metric`, of a run without metrics
         row |= {"metric": run.best["metric"], "best": run.best["value"], "at": run.best["step"]}
     row |= compare.results(run)
-    row |= {"step": run.step, "epoch": max((each.get("epoch", 0) for each in run.records), default=0)}
-    remarks = [" ".join(text.split()) for text in (run.reason, *run.problems) if text not in ("", run.state)]
+    row["step"] = run.step
+    row["epoch"] = max([0, *(record.get("epoch", 0) for record in run.records)])
+    remarks = run.problems
+    if run.reason not in ("", run.state):
+        remarks = [run.reason, *remarks]
     if remarks:
-        row["remark"] = "; ".join(remarks)
+        row["remark"] = " ".join("; ".join(remarks).split())
     return row
 
 
 def columns(rows: Sequence[Row], keys: Sequence[str]) -> list[str]:
-    """Return the columns that the rows have. A value equal to the loss in each row, its only part, is left out."""
+    """Return the columns that the rows have, in order."""
     found = dict.fromkeys(name for row in rows for name in row)
     results = [name for name in found if name.startswith(("val.", "eval."))]
-    results.sort(key=lambda name: (name.lower().endswith("loss"), name.startswith("eval.")))
-    for name in list(results):
-        total = f"{name.partition('.')[0]}.loss"
-        if name != total and all(row.get(name) == row.get(total) for row in rows):
-            results.remove(name)
-    ordered = ["run", "state", "metric", "best", "at", *keys, *results, "step", "epoch", "remark"]
+    ordered = ["run", "state", "metric", "best", "at", *keys, *sorted(results), "step", "epoch", "remark"]
     return [name for name in dict.fromkeys(ordered) if name in found]
 
 
 def table(rows: Sequence[Row], names: Sequence[str]) -> str:
     """Return the rows as text."""
-    short = compare.short_names(names)
-    texts = []
+    lines = [""] * (len(rows) + 1)
     for name in names:
-        title = name if name.startswith(("val.", "eval.")) or name.endswith(".type") else short[name]
-        cells = [title, *(_cell(row, name) for row in rows)]
-        side = ">" if all(isinstance(row.get(name, 0), (int, float)) for row in rows) else "<"
-        longest = max(map(len, cells))
-        texts.append([f"{cell:{side}{longest}}" for cell in cells])
-    return "\n".join("  ".join(cells).rstrip() for cells in zip(*texts, strict=True))
+        cells = [name, *(_cell(row, name) for row in rows)]
+        width = max(map(len, cells)) + 2
+        lines = [line + cell.ljust(width) for line, cell in zip(lines, cells, strict=True)]
+    return "\n".join(line.rstrip() for line in lines)
 
 
 def _cell(row: Row, name: str) -> str:
     if name not in row:
         return "-"
-    if name == "best" or name.startswith(("val.", "eval.")):
+    if name.startswith(_RESULTS) and isinstance(row[name], float):
         return number(row[name]).strip()
     return compare.to_text(row[name])
-
-
-def write_csv(rows: Sequence[Row], names: Sequence[str]) -> None:
-    """Write all columns in full precision to the standard output."""
-    writer = csv.DictWriter(sys.stdout, names, extrasaction="ignore", lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
 
 
 def main(argv: list[str]) -> int:
     """Read the command line and the runs, and print them. Returns the exit code."""
     parser = argparse.ArgumentParser(prog="python -m tools.runs", description=(__doc__ or "").partition("\n\n")[2])
     parser.add_argument("folders", nargs="*", type=Path, metavar="FOLDER", help="default: experiments")
-    parser.add_argument("--csv", action="store_true", help="all columns, in full precision")
+    parser.add_argument("--csv", action="store_true", help="in full precision, for programs")
     options = parser.parse_args(argv)
     runs = read(options.folders or [PROJECT / "experiments"])
     ranked = compare.rank_runs(runs)
-    runs = [run for group in ranked for run in group] + [run for run in runs if not run.best]
-    keys = compare.differing(runs)
-    rows = [row_of(run, keys) for run in runs]
+    in_order = [run for group in ranked for run in group]
+    in_order += [run for run in runs if run.best is None]
+    keys = compare.differing(in_order)
+    rows = [row_of(run, keys) for run in in_order]
     names = columns(rows, keys)
     if options.csv:
-        write_csv(rows, names)
+        writer = csv.DictWriter(sys.stdout, names, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
         return 0
-    verdict = compare.conclusion(ranked) or ["No run has a best validation yet."]
-    print(table(rows, names), *verdict, sep="\n")
+    print(table(rows, names))
+    print("\n".join(compare.conclusion(ranked)))
     return 0
 
 

@@ -1,8 +1,7 @@
 """Reads the files of a run, for programs that show or compare runs. Nothing here writes to disk."""
 
 import json
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -48,64 +47,66 @@ class RunFiles:
     @property
     def best(self) -> dict[str, Any] | None:
         """`{metric, value, step}` of the validation that best.pt is of; None before the first."""
-        metric, val = self.config.get("best.metric", "loss"), self.measured("val")
-        saved = [row["step"] for row in self.records if row["event"] == "checkpoint" and row.get("best")]
-        steps = [step for step in saved if metric in val.get(step, {})]
-        return {"metric": metric, "value": val[steps[-1]][metric], "step": steps[-1]} if steps else None
+        metric = self.config.get("best.metric", "loss")
+        val = self.measured("val")
+        found = None
+        for row in self.records:
+            if row["event"] == "checkpoint" and row.get("best") and metric in val.get(row["step"], {}):
+                found = {"metric": metric, "value": val[row["step"]][metric], "step": row["step"]}
+        return found
 
 
 def read_run(folder: Path) -> RunFiles:
     """Read a run, even a damaged one."""
-    paths, run = RunPaths(folder), RunFiles(folder, folder.resolve().name)
-    with _noting(run, paths.record_file):
-        run.attempts = [dict(attempt) for attempt in json.loads(paths.record_file.read_text())["attempts"]]
-    with _noting(run, file := folder / (run.attempts[-1]["config"] if run.attempts else paths.config_file.name)):
-        run.config = leaves(read_file(file))
-    with _noting(run, paths.metrics_file):
-        run.records = read_metrics(
-            paths.metrics_file, lambda error: run.problems.append(f"{paths.metrics_file.name}: {error}")
-        )
-    with _noting(run, paths.status_file):
-        status = json.loads(paths.status_file.read_text())
-        run.state, run.step, run.reason = status["state"], status["step"] or 0, status["reason"]
+    paths = RunPaths(folder)
+    run = RunFiles(folder, folder.resolve().name)
+
+    def tried(file: Path, read: Callable[[Path], Any], otherwise: Any) -> Any:
+        """Return what `read` makes of a file; `otherwise`, and a problem of the run, if it cannot."""
+        try:
+            return read(file)
+        except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+            run.problems.append(f"{file.name}: {error}")
+            return otherwise
+
+    run.attempts = tried(paths.record_file, lambda file: json.loads(file.read_text())["attempts"], [])
+    config = paths.config_file
+    if run.attempts:
+        config = folder / run.attempts[-1]["config"]
+    run.config = tried(config, lambda file: leaves(read_file(file)), {})
+    run.records = tried(paths.metrics_file, lambda file: read_metrics(file, run.problems.append), [])
+    status = tried(paths.status_file, lambda file: dict(json.loads(file.read_text())), {})
+    run.state = status.get("state", "running")
+    run.reason = status.get("reason", "")
     if run.state == "running" and not is_held(paths.lock_file):
         run.state = "killed"
-    run.step = max([run.step, *(row["step"] for row in run.records)])
+    run.step = max([status.get("step") or 0, *(row["step"] for row in run.records)])
     return run
 
 
 def leaves(config: Node) -> dict[str, Any]:
     """Return the values of a config by dotted key. Lists and empty sections are values."""
-    nodes = [(key, node) for key, node in by_key(config) if "[" not in key]  # a list counts as a whole
-    return {key: plain(node) for key, node in nodes if node.value == {} or not isinstance(node.value, dict)}
+    found = {}
+    for key, node in by_key(config):
+        is_section = isinstance(node.value, dict) and node.value
+        if not is_section and "[" not in key:  # a list counts as a whole
+            found[key] = plain(node)
+    return found
 
 
-@contextmanager
-def _noting(run: RunFiles, file: Path) -> Iterator[None]:
-    """Add an error in the block to the problems of the run."""
-    try:
-        yield
-    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
-        run.problems.append(f"{file.name}: {error.strerror if isinstance(error, OSError) else error}")
-
-
-def read_metrics(
-    file: Path,
-    on_error: Callable[[Exception], None] = lambda error: None,
-) -> list[dict[str, Any]]:
+def read_metrics(file: Path, on_problem: Callable[[str], None] = lambda text: None) -> list[dict[str, Any]]:
     """Read the lines of a metrics file in their order, each with `event`, `step` and `values`.
 
-    Values are floats, NaN and infinite ones too. A damaged line is skipped and its error given to `on_error`; a last
-    line that a kill has cut off is no damage. Raises `OSError`.
+    Values are floats, NaN and infinite ones too. A damaged line is skipped and given to `on_problem`; a last line that
+    a kill has cut off is no damage. Raises `OSError`.
     """
     rows = []
     for line in file.read_text(errors="replace").split("\n")[:-1]:
         try:
-            row = json.loads(line)
-            measured = row.get("values", {})
-            values = {name: float(value) for name, value in measured.items()}
+            row = {"event": "", "step": 0, "values": {}, **json.loads(line)}
+            row["values"] = {name: float(value) for name, value in row["values"].items()}
         except (ValueError, TypeError, AttributeError) as error:
-            on_error(error)
+            on_problem(f"{file.name}: {error}")
         else:
-            rows.append({"event": "", "step": 0, **row, "values": values})
+            rows.append(row)
     return rows

@@ -9,7 +9,6 @@ from itertools import product
 from typing import Any
 
 from common.base.errors import UserError
-from tools.runs.compare import short_names
 
 
 @dataclass
@@ -90,8 +89,8 @@ def grid(space: Mapping[str, Sequence[str]], trials: int | None = None, seed: in
 
 def run_name(values: Mapping[str, str], taken: Sequence[str] = ()) -> str:
     """Return a folder's name such as `lr=1e-2_width=16`, unlike those that are `taken`."""
-    short = short_names(list(values))
-    name = re.sub(r"[^\w.=+,-]+", "-", "_".join(f"{short[key]}={value}" for key, value in values.items()))
+    words = [f"{key.rpartition('.')[2]}={value}" for key, value in values.items()]
+    name = re.sub(r"[^\w.=+,-]+", "-", "_".join(words))
     name = name[:100]
     names = (name if number == 1 else f"{name}_{number}" for number in range(1, len(taken) + 2))
     return next(free for free in names if free not in taken)

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from common.ops.on_cpu import build
 from tests.conftest import ENVIRONMENT, PROJECT
 from tests.ops.conftest import NEEDS_COMPILER, OPS
 from tests.ops.test_build import PACKAGE, project
+from tools.kernels_on_cpu.build import build
 
 __all__ = ["project"]  # a fixture
 pytestmark = [NEEDS_COMPILER, pytest.mark.slow]
@@ -27,6 +27,9 @@ operator.register_autograd(lambda ctx, grad: grad.flip(-1))
 
 def flip(x: Tensor) -> Tensor:
     return operator(x)
+
+def example_inputs(*size):
+    return [torch.randn(size)]
 """
 KERNEL = """\
 #include "launch.cuh"
@@ -74,7 +77,7 @@ def source(project: Path) -> Path:
 
 def compare(source: Path, *options: str) -> subprocess.CompletedProcess[str]:
     project = source.parents[3]
-    command = [sys.executable, "-m", f"{PACKAGE}.ops.compare", "flip", "--on-cpu", *options]
+    command = [sys.executable, "-m", "tools.kernels_on_cpu", "flip", *options]
     environment = {**ENVIRONMENT, "PYTHONPATH": str(project)}
     environment.pop("OPS_BUILD_DIR", None)
     return subprocess.run(
@@ -128,7 +131,6 @@ def test_a_mistake_in_a_source(source: Path) -> None:
     assert f"{PACKAGE}/ops/src/flip.cu:{line}:3: error: " in done.stderr
     assert f"   {line} |   __syncthread();" in done.stderr
     assert "__syncthread: a typing error, or a part of CUDA that does not run on the CPU" in done.stderr
-    assert f"Everything it said: {PACKAGE}/ops/build/on_cpu/plain/errors.txt" in done.stderr
 
 
 def test_the_cases_of_the_operators(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
