@@ -4,6 +4,7 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 from zlib import crc32
@@ -20,7 +21,6 @@ from common.data.workers import WaitInterrupted
 from common.distributed import Rank, max_over_ranks
 from common.distributed.seed import mix, random_state_unchanged, set_seed
 from common.evaluation.loss import Losses, LossSums
-from common.evaluation.metric import MetricDict
 from common.monitor.result import SetResult, SplitResult
 from common.monitor.writer import Show
 from common.optim.precision import Precision
@@ -100,42 +100,41 @@ class Evaluator:
 
         Args:
             fixed: pictures are to be of the same samples each time.
-        """
-        return SplitResult({loader.name: self._run(loader, fixed) for loader in loaders})
-
-    def _run(self, loader: EvaluationLoader, fixed: bool) -> SetResult:
-        """Evaluate on all of `loader`'s data, over all processes, which synchronize only at the end.
 
         Raises:
             EvaluationInterrupted: a process received a stop signal.
         """
-        seen = _Pass(self.task, self.rank, self.gallery, fixed=fixed)
-        # Before the first batch: a process that waits in a collective cannot take part in a forward pass.
-        idle = 0
-        if self.lockstep_forward:
-            idle = max_over_ranks(len(loader.keys), self.rank) - len(loader.keys)
-        set_number = crc32(label(loader.split, loader.name).encode())
-        with self.evaluating(), error_context(lambda: _where(loader, seen.batches)):
-            try:
-                for batch, (_, indices) in zip(loader, loader.keys, strict=True):
-                    set_seed(mix(loader.seed, set_number, indices[0]))
-                    self._add(seen, batch, indices)
-                    if not self.lockstep_forward and self.stop_signal():
-                        break
-            except WaitInterrupted:
-                if self.lockstep_forward:  # others wait for this process
-                    raise
-            for _ in range(idle):
-                self.measure(loader.sample_batch())
-            number = max_over_ranks(self.stop_signal(), self.rank)
-            if number:
-                raise EvaluationInterrupted(number)
-            losses, samples = seen.losses.means(self.rank)
-            values = losses | seen.metrics.compute()
-            pictures = []
-            if seen.selection:
-                pictures = seen.selection.finish()
-            return SetResult(values, samples, pictures)
+        results: dict[str, SetResult] = {}
+        for loader in loaders:
+            seen = _Pass(self.task, self.rank, self.gallery, fixed=fixed)
+            # Before the first batch: a process that waits in a collective cannot take part in a forward pass.
+            idle = 0
+            if self.lockstep_forward:
+                idle = max_over_ranks(len(loader.keys), self.rank) - len(loader.keys)
+            set_number = crc32(label(loader.split, loader.name).encode())
+            where = partial(_where, loader, seen)
+            with self.evaluating(), error_context(where):
+                try:
+                    for batch, (_, indices) in zip(loader, loader.keys, strict=True):
+                        set_seed(mix(loader.seed, set_number, indices[0]))
+                        self._add(seen, batch, indices)
+                        if not self.lockstep_forward and self.stop_signal():
+                            break
+                except WaitInterrupted:
+                    if self.lockstep_forward:  # others wait for this process
+                        raise
+                for _ in range(idle):
+                    self.measure(loader.sample_batch())
+                number = max_over_ranks(self.stop_signal(), self.rank)
+                if number:
+                    raise EvaluationInterrupted(number)
+                losses, samples = seen.losses.means(self.rank)
+                values = losses | seen.metrics.compute()
+                pictures = []
+                if seen.selection:
+                    pictures = seen.selection.finish()
+                results[loader.name] = SetResult(values, samples, pictures)
+        return SplitResult(results)
 
     def sanity_check(
         self,
@@ -160,7 +159,13 @@ class Evaluator:
                     if needs_loss and "loss" not in losses:
                         raise UserError("best.metric is loss, but the task gives no loss in validation; name a metric")
                     if self.rank.is_main:
-                        _try_compute(seen.metrics)
+                        try:
+                            seen.metrics.compute()
+                        except (UserError, NotImplementedError):
+                            raise
+                        except (ValueError, ArithmeticError, RuntimeError) as error:  # it may lie in so few samples
+                            text = "computing metrics of the first batch alone fails: {}: {}"
+                            logger.warning(text, type(error).__name__, with_notes(error))
                     for call in self.after_sanity_check:
                         call(loader, batch, output, losses)
                 elif self.lockstep_forward:
@@ -253,19 +258,9 @@ class _Pass:
         self.selection = gallery and gallery.begin(task, rank, fixed=fixed)
 
 
-def _try_compute(metrics: MetricDict) -> None:
-    """Compute the metrics of one batch. Raises a mistake of the code; only warns of what may lie in so few samples."""
-    try:
-        metrics.compute()
-    except (UserError, NotImplementedError):
-        raise
-    except (ValueError, ArithmeticError, RuntimeError) as error:
-        text = "computing metrics of the first batch alone fails: {}: {}"
-        logger.warning(text, type(error).__name__, with_notes(error))
-
-
-def _where(loader: EvaluationLoader, done: int) -> str:
-    """Name the batch after the first `done` ones for error messages, numbered over all processes."""
+def _where(loader: EvaluationLoader, seen: _Pass) -> str:
+    """Name the batch after those of a pass for error messages, numbered over all processes."""
+    done = seen.batches
     where = f"in the evaluation on {label(loader.split, loader.name)}"
     if done == len(loader.keys):
         return f"{where}, after the last batch"

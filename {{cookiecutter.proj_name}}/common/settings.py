@@ -127,7 +127,8 @@ class RunConfig:
     def best_mode(self) -> Mode:
         """Whether lower or higher values of `best.metric` are better."""
         losses = dict.fromkeys(measured_losses(self.loss), False)
-        return find_mode(self.best, {**losses, **metric_directions(self.metric)}, sets_of(self.dataset.val))
+        sets = sets_of(self.dataset.val) or [""]
+        return find_mode(self.best, {**losses, **metric_directions(self.metric)}, sets)
 
 
 if not TYPE_CHECKING:  # to the type checker, the core does not have the keys of parts

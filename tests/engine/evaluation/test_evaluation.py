@@ -194,7 +194,7 @@ def test_named_sets_on_the_command_line(runs: Runs, named: str) -> None:
         ("--dataset.train", "{$REPLACE: true, a: {shift: 1}}", "dataset.train.type", "must name a dataset"),
         ("--best.metric", "clean.Acuracy", "best.metric = 'clean.Acuracy'", "did you mean clean.Accuracy?"),
         ("--best.metric", "cleen.loss", "best.metric = 'cleen.loss'", "did you mean clean.loss?"),
-        ("--best.metric", "loss", "best.metric = 'loss'", "name the set too, as in clean.loss"),
+        ("--best.metric", "loss", "best.metric = 'loss'", "there is: clean.loss, clean.Cross"),
     ],
 )  # fmt: skip
 def test_mistakes_in_named_sets(named: str, option: str, value: str, key: str, text: str) -> None:

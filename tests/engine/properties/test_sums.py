@@ -110,9 +110,9 @@ def measured(scores: Tensor, labels: Tensor, shares: Sequence[Sequence[Sequence[
         main, kind = ranks[0], ranks[0]._metrics[name]
         objects: list[Any] = [rank._metrics[name] for rank in ranks]
         if name in CURVES:
-            objects = [rank._buffers[name]._batches for rank in ranks]
+            objects = [rank._batches[name] for rank in ranks]
         part = MetricDict({name: kind}, {}, Rank(world_size=len(ranks)))
-        part._buffers[name] = main._buffers[name]
+        part._batches[name] = main._batches[name]
         with gathered(objects), patch("common.evaluation.metric.from_main", lambda value, rank: value):
             values |= part.compute()
     return values

@@ -124,11 +124,9 @@ def metric_directions(sections: Mapping[str, Any]) -> dict[str, Better]:
     """`higher_is_better` of each metric's class; None if the class is not found, which `MetricSections` reports."""
     directions: dict[str, Better] = dict.fromkeys(sections)
     for name, spec in sections.items():
-        kind = name
-        if isinstance(spec, Mapping):
-            kind = spec.get("type", name)
-        with suppress(UserError):
-            directions[name] = getattr(METRIC_REGISTRY.get(str(kind)), "higher_is_better", None)
+        with suppress(UserError, AttributeError, TypeError):  # of a wrong section, and of a class that does not say it
+            kind: Any = METRIC_REGISTRY.get((spec or {}).get("type", name))
+            directions[name] = kind.higher_is_better
     return directions
 
 
@@ -147,34 +145,31 @@ def find_mode(
         ConfigError: the config has no such metric, its direction is unknown and `mode` auto, or `mode` contradicts it.
     """
     name = config.metric
-    named = [label for label in sets if label]
+    mode = config.mode
     measured: dict[str, Better] = {}
-    for label in named or [""]:
+    for label in sets:
         for value, says in better.items():
             measured[f"{label}.{value}".removeprefix(".")] = says
     fitting = [value for value in measured if f"{name}.".startswith(f"{value}.")]
     if not fitting:
-        hint = suggestion(name, list(measured), "there is")
-        if named and name.partition(".")[0] in better:
-            hint = f"dataset.val has sets by name, so name the set too, as in {named[0]}.{name}"
         rule = "is neither a loss with a weight other than 0 nor a metric of this config"
-        raise ConfigError([Problem("best.metric", name, rule, hint)])
+        raise ConfigError([Problem("best.metric", name, rule, suggestion(name, list(measured), "there is"))])
     value = max(fitting, key=len)
     says = measured[value]
     if isinstance(says, Mapping):
         says = says.get(name.removeprefix(f"{value}."))
-    if says is None and config.mode == "auto":
+    if says is None and mode == "auto":
         rule = f"cannot tell whether higher values of {name} are better"
         hint = "set best.mode to min or max, or higher_is_better in the class of the metric"
-        raise ConfigError([Problem("best.mode", config.mode, rule, hint)])
-    mode: Mode = "min"
+        raise ConfigError([Problem("best.mode", mode, rule, hint)])
+    usual: Mode = "min"
     direction = "lower"
     if says:
-        mode = "max"
+        usual = "max"
         direction = "higher"
-    if says is not None and config.mode not in ("auto", mode):
+    if mode == "auto":
+        return usual
+    if says is not None and mode != usual:
         rule = f"would keep the worst model, since {direction} values of {name} are better"
-        raise ConfigError([Problem("best.mode", config.mode, rule, "leave best.mode out, or set it to auto")])
-    if config.mode != "auto":
-        return config.mode
+        raise ConfigError([Problem("best.mode", mode, rule, "leave best.mode out, or set it to auto")])
     return mode

@@ -2,7 +2,7 @@
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Annotated, Any
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from common.base.errors import UserError
 from common.config import Problem
 from common.config.arguments import check_arguments
-from common.config.registry import LOSS_REGISTRY
+from common.config.registry import LOSS_REGISTRY, Registry
 from common.distributed import Rank, gather_objects
 from common.monitor.meter import to_floats
 
@@ -46,20 +46,27 @@ class LossSections:
             below = f"{key}.{name}"
             if name == "loss":
                 yield Problem(below, part, "is the name of the weighted sum; choose another one, with a type")
-            if part is None:
-                part = {}
-            settings = own_settings(part, _OWN)
-            inputs = settings.get("inputs")
-            mapped = tuple(inputs) if isinstance(inputs, Mapping) else ()
-            yield from LOSS_REGISTRY.check(part, below, ignore=_OWN, default_type=name, mapped=mapped)
-            yield from check_arguments(Term, settings, below, lambda: "every loss", provided=("name", "function"))
+            yield from check_entry(LOSS_REGISTRY, name, part or {}, below, _OWN)
 
 
-def own_settings(section: Any, own: Sequence[str]) -> dict[str, Any]:
-    """Return the values of the keys `own`, if `section` is one."""
-    if not isinstance(section, Mapping):
-        return {}
-    return {key: section[key] for key in own if key in section}
+def check_entry(
+    registry: Registry,
+    name: str,
+    section: Any,
+    key: str,
+    own: Sequence[str],
+) -> Iterator[Problem]:
+    """Yield the problems of the section of a loss or metric. `own`: its keys that are not arguments of the object."""
+    settings: dict[str, Any] = {}
+    if isinstance(section, Mapping):
+        settings = {part: section[part] for part in own if part in section}
+    inputs = settings.get("inputs")
+    mapped: Collection[str] = ()
+    if isinstance(inputs, Mapping):
+        mapped = inputs
+    yield from registry.check(section, key, ignore=own, default_type=name, mapped=mapped)
+    label = f"every {registry.kind}"
+    yield from check_arguments(Term, settings, key, lambda: label, provided=("name", "function"))
 
 
 @dataclass(frozen=True)
@@ -70,11 +77,6 @@ class Term:
     function: Callable[..., Any]
     weight: float = 1.0
     inputs: Inputs | None = None
-
-    def __call__(self, output: Any, batch: Any) -> Any:
-        if self.inputs is None:
-            return self.function(output, batch)
-        return self.function(**look_up(self.inputs, output, batch, f"loss.{self.name}"))
 
 
 def look_up(
@@ -144,7 +146,10 @@ class LossFactory(nn.Module):
         weighted: list[Tensor] = []
         for term in self.terms:
             weight = self._weights[term.name]
-            value = term(output, batch)
+            if term.inputs is None:
+                value = term.function(output, batch)
+            else:
+                value = term.function(**look_up(term.inputs, output, batch, f"loss.{term.name}"))
             parts = {term.name: value}
             if isinstance(value, dict):
                 parts = {f"{term.name}.{part}": item for part, item in value.items()}

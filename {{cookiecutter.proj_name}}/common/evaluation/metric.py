@@ -4,9 +4,9 @@ import copy
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
+from operator import itemgetter
 from typing import Any, ClassVar
 
-import numpy as np
 import torch
 from torch import Tensor
 from typing_extensions import Self
@@ -14,10 +14,10 @@ from typing_extensions import Self
 from common.base.errors import UserError, error_context
 from common.base.nested import map_tensors
 from common.config import Problem
-from common.config.arguments import check_arguments, parameter_names
+from common.config.arguments import parameter_names
 from common.config.registry import METRIC_REGISTRY
 from common.distributed import Rank, from_main, gather_objects, gather_to_main, group_hidden
-from common.evaluation.loss import Inputs, Term, look_up, own_settings
+from common.evaluation.loss import Inputs, check_entry, look_up
 
 _OWN = ("inputs",)  # keys of a metric's section that are read here; all others are its arguments
 
@@ -85,11 +85,7 @@ class MetricSections:
             yield Problem(key, value, "must map names to metrics; {} for none")
             return
         for name, section in value.items():
-            below = f"{key}.{name}"
-            section = section or {}
-            yield from METRIC_REGISTRY.check(section, below, ignore=_OWN, default_type=name)
-            settings = own_settings(section, _OWN)
-            yield from check_arguments(Term, settings, below, lambda: "every metric", provided=("name", "function"))
+            yield from check_entry(METRIC_REGISTRY, name, section or {}, f"{key}.{name}", _OWN)
 
 
 class MetricFactory:
@@ -107,28 +103,21 @@ class MetricFactory:
             if settings.get("inputs"):
                 self._inputs[name] = settings["inputs"]
             metric = METRIC_REGISTRY.build({"type": name, **settings}, ignore=_OWN)
-            if not isinstance(metric, (Metric, GatheredMetric)):
-                _check_foreign(name, metric, self._inputs)
             self._empty[name] = metric
+            if isinstance(metric, (Metric, GatheredMetric)):
+                continue
+            kind = type(metric).__name__
+            if not (hasattr(metric, "update") and hasattr(metric, "compute")):
+                rule = "derives from neither Metric nor GatheredMetric, and lacks update or compute"
+                raise UserError(f"metric.{name}: {kind} {rule}")
+            if name not in self._inputs:
+                takes = ", ".join(parameter_names(metric.update))
+                hint = "say where they are, as in inputs: {preds: output.logits, target: batch.label}"
+                raise UserError(f"metric.{name}: {kind} takes {takes}; {hint}")
 
     def start(self, rank: Rank) -> "MetricDict":
         """Empty metrics for this process' part of one pass over a dataset."""
         return MetricDict(copy.deepcopy(self._empty), self._inputs, rank)
-
-
-def _check_foreign(
-    name: str,
-    metric: Any,
-    inputs: Mapping[str, Inputs],
-) -> None:
-    kind = type(metric).__name__
-    if not (hasattr(metric, "update") and hasattr(metric, "compute")):
-        rule = "derives from neither Metric nor GatheredMetric, and lacks update or compute"
-        raise UserError(f"metric.{name}: {kind} {rule}")
-    if name not in inputs:
-        takes = ", ".join(parameter_names(metric.update))
-        hint = "say where they are, as in inputs: {preds: output.logits, target: batch.label}"
-        raise UserError(f"metric.{name}: {kind} takes {takes}; {hint}")
 
 
 class MetricDict:
@@ -143,7 +132,8 @@ class MetricDict:
         self._metrics = metrics
         self._inputs = inputs
         self._rank = rank
-        self._buffers = {name: SampleBuffer(name) for name in metrics}
+        # Results for the samples of this process: of each batch, its first sample, and the results by name.
+        self._batches: dict[str, list[tuple[int, Results]]] = {name: [] for name in metrics}
 
     def update(
         self,
@@ -151,73 +141,74 @@ class MetricDict:
         batch: Any,
         indices: Sequence[int],
     ) -> None:
-        """Add a batch of the samples `indices` of the dataset."""
+        """Add a batch of the samples `indices` of the dataset. Raises `UserError` for a result of another length."""
         for name, metric in self._metrics.items():
             with group_hidden(), error_context(lambda name=name: f"in metric.{name}"):  # type: ignore[misc]
-                self._update(name, metric, output, batch, indices)
-
-    def _update(
-        self,
-        name: str,
-        metric: Any,
-        output: Any,
-        batch: Any,
-        indices: Sequence[int],
-    ) -> None:
-        given = [output, batch]
-        found: dict[str, Any] = {}
-        if name in self._inputs:
-            found = look_up(self._inputs[name], output, batch, f"metric.{name}")
-            # Parts that `inputs` does not name stay as they are, so one name that differs is one line.
-            for at, part in enumerate(given):
-                given[at] = found
-                if isinstance(part, Mapping):
-                    given[at] = {**part, **found}
-        if isinstance(metric, Metric):
-            metric.update(*given)
-        elif isinstance(metric, GatheredMetric):
-            self._buffers[name].add(metric.results(*given), indices)
-        elif self._rank.is_single_process:
-            metric.update(**_on_cpu(found))
-        else:
-            self._buffers[name].keep(found, indices)
+                given = [output, batch]
+                results: Results = {}
+                if name in self._inputs:
+                    results = look_up(self._inputs[name], output, batch, f"metric.{name}")
+                    # Parts that `inputs` does not name stay as they are, so one name that differs is one line.
+                    for at, part in enumerate(given):
+                        given[at] = results
+                        if isinstance(part, Mapping):
+                            given[at] = {**part, **results}
+                if isinstance(metric, Metric):
+                    metric.update(*given)
+                    continue
+                if isinstance(metric, GatheredMetric):
+                    results = metric.results(*given)
+                    for result, value in results.items():
+                        if len(value) != len(indices):
+                            fault = f"{result} has {len(value)} for {len(indices)} samples"
+                            raise UserError(f"every result must have one entry per sample, but {fault}")
+                # Copied, also from the CPU: a worker's tensor keeps a file open, and a view its whole base alive.
+                results = map_tensors(results, lambda tensor: tensor.detach().to("cpu", copy=True))
+                if isinstance(metric, GatheredMetric) or not self._rank.is_single_process:
+                    self._batches[name].append((indices[0], results))
+                else:
+                    metric.update(**results)
 
     def compute(self) -> dict[str, float]:
         """Values over all processes, the same on each of them: `name`, or `name.part` for a metric with several.
 
         Every process must call this.
         """
+        rank = self._rank
         values: dict[str, float] = {}
         for name, metric in self._metrics.items():
             with error_context(lambda name=name: f"in metric.{name}"):  # type: ignore[misc]
-                values |= _numbers(name, self._compute(name, metric))
+                value: Any = None
+                if isinstance(metric, Metric):
+                    merged, *others = gather_objects(metric, rank)
+                    with group_hidden():
+                        for other in others:  # in rank order on every process, so the sums are the same
+                            merged.merge(other)
+                        value = merged.compute()
+                else:
+                    batches = self._batches.pop(name)  # held no longer than needed
+                    gathered = list(chain.from_iterable(gather_to_main(batches, rank)))
+                    gathered.sort(key=itemgetter(0))  # in the order of the dataset
+                    if rank.is_main:
+                        with group_hidden():
+                            value = _computed(metric, [results for _, results in gathered])
+                    value = from_main(value, rank)
+                values |= _numbers(name, value)
         return values
 
-    def _compute(self, name: str, metric: Any) -> Any:
-        """Return the value of a metric, the same on every process."""
-        rank = self._rank
-        if isinstance(metric, Metric):
-            merged, *others = gather_objects(metric, rank)
-            with group_hidden():
-                for other in others:  # in rank order on every process, so the sums are the same
-                    merged.merge(other)
-                return merged.compute()
-        batches = self._buffers.pop(name).gather(rank)  # held no longer than needed
-        value = None
-        if rank.is_main:
-            with group_hidden():
-                if isinstance(metric, GatheredMetric):
-                    value = metric.compute(joined(batches))
-                else:  # one object sees all batches in their order: its value is the value of one process
-                    for batch in batches:
-                        metric.update(**batch)
-                    value = metric.compute()
-        return from_main(value, rank)
+
+def _computed(metric: Any, batches: list[Results]) -> Any:
+    """Return the value from the batches of all processes."""
+    if isinstance(metric, GatheredMetric):
+        return metric.compute(joined(batches))
+    for batch in batches:  # one object sees all of them: its value is the value of one process
+        metric.update(**batch)
+    return metric.compute()
 
 
 def _numbers(name: str, value: Any) -> Iterator[tuple[str, float]]:
     """Yield each number of a value: of a dict by its keys, of a tensor or a list with several by their places."""
-    if isinstance(value, (Tensor, np.ndarray)):
+    if hasattr(value, "tolist"):  # a tensor or an array
         value = value.tolist()
     if isinstance(value, list) and len(value) == 1:
         value = value[0]
@@ -228,36 +219,6 @@ def _numbers(name: str, value: Any) -> Iterator[tuple[str, float]]:
             yield from _numbers(f"{name}.{part}", item)
     else:
         yield name, float(value)
-
-
-def _on_cpu(values: Any) -> Any:
-    """Copy tensors to the CPU, also from there: a worker's keeps a file open, and a view its whole base alive."""
-    return map_tensors(values, lambda tensor: tensor.detach().to("cpu", copy=True))
-
-
-class SampleBuffer:
-    """Results of one metric for the samples of this process, until they are gathered."""
-
-    def __init__(self, metric: str) -> None:
-        self._metric = metric
-        self._batches: list[tuple[int, Results]] = []  # of each batch, its first sample and its results
-
-    def add(self, results: Results, indices: Sequence[int]) -> None:
-        """Keep the metric's results for a batch of the samples `indices` of the dataset."""
-        for name, value in results.items():
-            if len(value) != len(indices):
-                fault = f"{name} has {len(value)} for {len(indices)} samples"
-                raise UserError(f"metric.{self._metric}: every result must have one entry per sample, but {fault}")
-        self.keep(results, indices)
-
-    def keep(self, results: Results, indices: Sequence[int]) -> None:
-        """Keep what belongs to a batch of the samples `indices`, whatever its lengths."""
-        self._batches.append((indices[0], _on_cpu(results)))
-
-    def gather(self, rank: Rank) -> list[Results]:
-        """Gather the batches of all processes on the main one, in the order of the dataset; nothing on the others."""
-        gathered = chain.from_iterable(gather_to_main(self._batches, rank))
-        return [results for _, results in sorted(gathered, key=lambda batch: batch[0])]
 
 
 def joined(batches: list[Results]) -> Results:
