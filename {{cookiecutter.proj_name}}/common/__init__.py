@@ -6,25 +6,14 @@ import os
 import sys
 from pathlib import Path
 
-
-def _open_closed_streams() -> None:
-    """Connect standard input, output and error to /dev/null where the shell has closed them, as by `>&-`.
-
-    Otherwise the next file to be opened, such as a checkpoint, would get the number of the closed one, and with it
-    what libraries print.
-    """
-    for descriptor, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
-        try:
-            os.fstat(descriptor)
-        except OSError:
-            os.open(os.devnull, os.O_RDWR)  # gets the lowest free number, which is this one
-            os.set_inheritable(descriptor, True)
-        if getattr(sys, name) is None:
-            stream = open(descriptor, mode, encoding="utf-8", errors="backslashreplace", closefd=False)  # noqa: SIM115
-            setattr(sys, name, stream)
-
-
-_open_closed_streams()
+# Standard streams that the shell has closed, as by `>&-`, lead to /dev/null. Otherwise the next file to be opened, such
+# as a checkpoint, would get the number of the closed one, and with it what libraries print.
+for _NAME, _MODE in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+    if getattr(sys, _NAME) is None:
+        _NUMBER = os.open(os.devnull, os.O_RDWR)  # the lowest free one, which is this stream's
+        os.set_inheritable(_NUMBER, True)
+        _STREAM = open(_NUMBER, _MODE, encoding="utf-8", errors="backslashreplace", closefd=False)  # noqa: SIM115
+        setattr(sys, _NAME, _STREAM)
 
 
 try:

@@ -229,14 +229,10 @@ class RunContext:
             with suppress(OSError):
                 self.folder.forget()
         level = "ERROR"
-        details = None
-        if failure.trace:
-            level = "CRITICAL"
-            details = self.paths.error_file(failure.rank)
         # A rank above 0 logs errors to the terminal too; a warning avoids that if rank 0 has printed it already.
         if not to_terminal:
             level = "WARNING"
-        text = failure.text(details)
+        text = failure.text(self.paths.error_file(failure.rank))
         if is_trained and failure.code != EXIT_INTERRUPTED:  # its summary has said it
             again = self.paths.resume_command(self.argv[0])
             if again:

@@ -58,7 +58,7 @@ def test_rows_of_numbers(short: Runs, config: str) -> None:
     assert shown.code == 0, shown.text
     trained = [line for line in shown.lines if re.search(r"INFO +epoch .* loss ", line)]
     assert len(trained) == 5 and not any("trainer.py" in line for line in shown.lines)
-    assert any(re.match(r"epoch 2: .* \d+/10 \[.*, loss=\S+, val \S+=\S", line) for line in shown.lines)
+    assert any(re.match(r"epoch 2: .* \d+/10 \[", line) for line in shown.lines)
     log = (short.root / "run" / "train.log").read_text()
     assert len(re.findall(r"INFO +common/trainer.py:\d+ +epoch +\d/2 step .* mem \d+ MB$", log, re.MULTILINE)) == 5
     assert shown.text.count("| best so far") == log.count("| best so far") > 0
@@ -167,7 +167,7 @@ def test_a_failure_fits_the_terminal_and_says_how_to_continue(short: Runs, proce
     shown = in_terminal([sys.executable, "train.py", *words], 90)
     assert shown.code == 1, shown.text
     assert not [line for line in shown.lines if line.count("=") > 20 and len(line) > 90]
-    assert re.search(r"^\S+ CRITICAL ", shown.text, re.MULTILINE)
+    assert re.search(r"^\S+ ERROR ", shown.text, re.MULTILINE)
     (line,) = (line for line in shown.lines if line.startswith("to resume:  "))
     again = shlex.split(line.removeprefix("to resume:  "))
     assert again == ["python", "train.py", "--resume", str(short.root / "my run")]

@@ -63,12 +63,8 @@ def gather_to_main(value: T, rank: Rank) -> list[T]:
 
 
 def from_main(value: T, rank: Rank) -> T:
-    """Return the main process' `value`, on every process."""
-    if rank.is_single_process:
-        return value
-    box: list[Any] = [value]
-    dist.broadcast_object_list(box, src=0, group=rank.control)
-    return box[0]
+    """Return the main process' `value`, on every process. The others should give a small one, such as None."""
+    return gather_objects(value, rank)[0]
 
 
 def barrier(rank: Rank) -> None:

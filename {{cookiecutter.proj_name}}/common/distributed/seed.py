@@ -45,12 +45,11 @@ def set_seed(seed: int) -> None:
 
 def random_state(device: torch.device) -> dict[str, Any]:
     """This process' random states as plain numbers and tensors, safe to load from a checkpoint."""
-    version, internal, gauss = random.getstate()
-    name, keys, position, has_gauss, cached = np.random.get_state(legacy=True)
+    name, keys, *others = np.random.get_state(legacy=True)
     words = torch.from_numpy(np.asarray(keys, dtype=np.int64))
     state = {
-        "python": [version, list(internal), gauss],
-        "numpy": [name, words, position, has_gauss, cached],
+        "python": random.getstate(),
+        "numpy": [name, words, *others],
         "torch": torch.get_rng_state(),
     }
     if device.type != "cpu":
@@ -72,9 +71,8 @@ def set_random_state(state: dict[str, Any], device: torch.device) -> None:
     """Restore the states that `random_state` returned."""
     version, internal, gauss = state["python"]
     random.setstate((version, tuple(internal), gauss))
-    name, keys, position, has_gauss, cached = state["numpy"]
-    keys = keys.numpy().astype(np.uint32)
-    np.random.set_state((name, keys, position, has_gauss, cached))
+    name, words, *others = state["numpy"]
+    np.random.set_state((name, words.numpy().astype(np.uint32), *others))
     torch.set_rng_state(state["torch"])
     if device.type != "cpu" and device.type in state:
         torch.get_device_module(device).set_rng_state(state[device.type], device)

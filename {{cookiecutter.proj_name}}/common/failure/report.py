@@ -125,8 +125,8 @@ class Failure:
         """Whether the message is shown in a box with details, rather than by itself."""
         return self.code not in (EXIT_USER_ERROR, EXIT_INTERRUPTED)
 
-    def summary(self, details: Path | None = None) -> str:
-        """Return the part to read first, and so printed last."""
+    def text(self, details: Path | None = None) -> str:
+        """Everything: the traceback, then the summary, to be read first, in a box. `details`: the file with it."""
         if not self.is_boxed:
             if self.world_size == 1:
                 return self.title
@@ -134,22 +134,16 @@ class Failure:
         rows = [("at", self.source)]
         rows += [("during", note) for note in self.during]
         rows += [("process", self.process), ("hint", self.hint)]
-        rows.append(("details", str(details or "")))
+        if self.trace:
+            rows.append(("details", str(details or "")))
         head = " failed "
         if self.world_size > 1:
             head = f" rank {self.rank} failed "
-        lines = [f"{head:=^{_WIDTH}}"]
+        lines = [self.trace, f"{head:=^{_WIDTH}}"]  # which begins in a line of its own
         lines += [f"  {line}" for line in self.title.splitlines()[:12]]
         lines += [f"  {name:<8} {text}" for name, text in rows if text]
         lines.append("=" * _WIDTH)
         return "\n".join(lines)
-
-    def text(self, details: Path | None = None) -> str:
-        """Everything: the traceback, then the summary; a box begins in a line of its own."""
-        text = self.summary(details)
-        if self.is_boxed:
-            text = f"{self.trace}\n{text}"
-        return text
 
 
 def describe(error: BaseException, rank: Rank) -> Failure:

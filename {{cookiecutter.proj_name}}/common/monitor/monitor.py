@@ -14,7 +14,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from common.base.files import warn_on_oserror
-from common.base.text import label, number
+from common.base.text import label
 from common.config import dump, section
 from common.config.registry import WRITER_REGISTRY, Registered
 from common.distributed import Rank, max_over_ranks, sum_over_ranks
@@ -59,11 +59,11 @@ class Monitor:
 
     Attributes:
         after_step: functions to call after each optimizer step; add your own.
-        after_log: functions to call after each log line, with the position and the times since the last one.
+        after_log: functions to call at each log line, with the position and the times since the last one; what they
+            return, further numbers or None, is shown.
         start: optimizer steps done when training began; None before.
         step: optimizer steps done now.
         unit: what the task counts.
-        measures: functions that return further numbers for a log line, given its times; add your own.
         texts: with which the writers begin, by tag; add your own before training.
     """
 
@@ -81,13 +81,12 @@ class Monitor:
         self.batch_ready = self.clock.batch_ready
         self.reset_timer = self.clock.reset
         self.after_step: list[Callable[[], object]] = []
-        self.after_log: list[Callable[[Position, Timing], object]] = []
+        self.after_log: list[Callable[[Position, Timing], Mapping[str, float] | None]] = []
         self.start: int | None = None
         self.step: int | None = None
         self.config = config
         self._rank = rank
         self.unit = "items"
-        self.measures: list[Callable[[Timing], Mapping[str, float]]] = []
         self.texts: dict[str, str] = {}
         self._total_steps: int | None = None  # of the run, where known
         self._total_epochs: int | None = None
@@ -96,7 +95,6 @@ class Monitor:
         self._folder: RunPaths | None = None
         self._hides_bar: bool | None = True
         self.bar: tqdm[Any] = tqdm(disable=True)
-        self._bar_values: dict[str, str] = {}
         self.recorder: Recorder | NullRecorder = NullRecorder()
         if run is not None:
             # tqdm's `disable`: None shows the bar on a terminal only.
@@ -183,15 +181,12 @@ class Monitor:
         }
         if timing.items:
             speed[f"{self.unit}_per_second"] = timing.items
-        for measure in self.measures:
-            speed |= measure(timing)
+        for call in self.after_log:
+            speed |= call(at, timing) or {}
         where = position(at, self._total_steps, self._total_epochs)
         _log.info("{}", train_line(where, losses, rates, others, speed, timing.eta, skipped))
         if skipped[0]:
             others["skipped"] = skipped[0]
-        self._show_on_bar("loss", losses.raw.get("loss"))
-        for call in self.after_log:
-            call(at, timing)
         self._record("train", at, losses.raw | others | rates)
         self._record("speed", at, speed)
         self.reset_timer()
@@ -221,16 +216,9 @@ class Monitor:
             values = drop_duplicate_loss(measured.values)
             line = evaluation_line(label(split, name), where, values, measured.samples, best=decides)
             _log.info("{}", line)
-        if split == "val":
-            self._show_on_bar(f"val {key}", result.values.get(key))
         self._record(split, at, result.values, samples=result.samples)
         if best:
             self.recorder.write("scalars", "best", at.step, drop_duplicate_loss(result.values))
-
-    def _show_on_bar(self, name: str, value: float | None) -> None:
-        if value is not None:
-            self._bar_values[name] = number(value).strip()
-            self.bar.set_postfix(self._bar_values, refresh=False)
 
     def saving(
         self,

@@ -9,6 +9,7 @@ from torch import nn
 
 from common.distributed.collectives import local
 from common.monitor.meter import Timing
+from common.progress import Position
 from common.run_context import RunContext
 from common.trainer import Trainer
 
@@ -18,12 +19,11 @@ def around(run: RunContext, trainer: Trainer) -> Iterator[None]:
     """Log gradients with every log line, if debug.debug_mode is on."""
     config = trainer.config.debug
 
-    def measure(timing: Timing) -> dict[str, float]:
+    def log(at: Position, timing: Timing) -> None:
         log_gradients(trainer.task, every=config.print_all_grad)  # type: ignore[attr-defined]  # which this part adds
-        return {}
 
     if config.debug_mode:
-        trainer.monitor.measures.append(measure)
+        trainer.monitor.after_log.append(log)
     yield
 
 

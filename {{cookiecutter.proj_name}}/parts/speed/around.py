@@ -10,6 +10,7 @@ from loguru import logger
 from common.distributed.buffers import buffers_unchanged
 from common.distributed.seed import random_state_unchanged
 from common.monitor.meter import Timing
+from common.progress import Position
 from common.run_context import RunContext
 from common.trainer import Trainer
 from parts.speed.config import SpeedConfig
@@ -21,7 +22,7 @@ def around(run: RunContext, trainer: Trainer) -> Iterator[None]:
     """Add TFLOP/s and MFU to log lines, where they are known."""
     config: SpeedConfig = trainer.config.speed  # type: ignore[attr-defined]  # which this part adds
     if config.count_flops or config.peak_tflops:
-        trainer.monitor.measures.append(Speed(trainer, config.peak_tflops))
+        trainer.monitor.after_log.append(Speed(trainer, config.peak_tflops))
     yield
 
 
@@ -38,7 +39,7 @@ class Speed:
         self.flops = 0.0  # for each sample, or item that the task counts
         self._counted: object = None  # the stage's `OptimizerStep`
 
-    def __call__(self, timing: Timing) -> dict[str, float]:
+    def __call__(self, at: Position, timing: Timing) -> dict[str, float]:
         """Return `tflops` and `mfu`. Every process must call this."""
         if self._counted is not self.trainer.optimizer_step:
             self._counted = self.trainer.optimizer_step
