@@ -150,7 +150,8 @@ class RunContext:
             banner = f"resumed at step {step}"
         if rank.is_main:
             self._started = describe_start(self.project, self.argv, self.seed, rank)
-            self.folder = open_run(self.paths, self.values, *self._started, resume=resumed is not None)
+            is_resume = resumed is not None
+            self.folder = open_run(self.paths, self.values, *self._started, is_resume)
         barrier(rank)  # the folder exists
         self._open_log(banner)
         if self.folder is not None:
@@ -181,7 +182,7 @@ class RunContext:
             self.folder.close()
             self.paths.move_to(unused_path(before))  # another run may have its name by now
             try:
-                self.folder = open_run(self.paths, self.values, *self._started, resume=False)
+                self.folder = open_run(self.paths, self.values, *self._started)
                 made = self.paths.root
             except UserError as error:
                 logger.warning("{}", error)

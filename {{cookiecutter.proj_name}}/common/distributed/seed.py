@@ -72,7 +72,8 @@ def set_random_state(state: dict[str, Any], device: torch.device) -> None:
     version, internal, gauss = state["python"]
     random.setstate((version, tuple(internal), gauss))
     name, words, *others = state["numpy"]
-    np.random.set_state((name, words.numpy().astype(np.uint32), *others))
+    keys = words.numpy().astype(np.uint32)
+    np.random.set_state((name, keys, *others))
     torch.set_rng_state(state["torch"])
     if device.type != "cpu" and device.type in state:
         torch.get_device_module(device).set_rng_state(state[device.type], device)

@@ -183,7 +183,8 @@ class _Hub:
         decide_at = float("inf")
         found: dict[int, Failure] = {}  # by rank
         while time.monotonic() < decide_at:
-            for connection in wait([self._server, *self._strangers, *self._members], _POLL_S):
+            watched = [self._server, *self._strangers, *self._members]
+            for connection in wait(watched, _POLL_S):
                 if not isinstance(connection, Connection):
                     self._accept()
                     continue

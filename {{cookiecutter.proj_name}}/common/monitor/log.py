@@ -18,7 +18,12 @@ _FILE = "{time:YYYY-MM-DD HH:mm:ss.SSS} {level: <7} {extra[at]: <26} {message}"
 _early: deque[str] = deque(maxlen=1000)  # lines logged before the run folder exists; they belong in the run's file too
 
 
-def setup_log(level: str = "INFO", *, rank: int = 0, file: Appender | None = None) -> None:
+def setup_log(
+    level: str = "INFO",
+    *,
+    rank: int = 0,
+    file: Appender | None = None,
+) -> None:
     """Send every record of loguru, of `logging` and of `warnings` to the terminal and to `file`.
 
     Call it first for the terminal alone, and again when the run folder exists: lines logged in between are then added

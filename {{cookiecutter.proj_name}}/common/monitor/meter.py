@@ -184,7 +184,8 @@ class Clock:
         busy = max(self._busy, 1e-9)
         eta = None
         if steps_left is not None:
-            eta = steps_left * (self._mark - self._counted_from) / max(self._done - 1, 1)
+            counted = max(self._done - 1, 1)
+            eta = steps_left * (self._mark - self._counted_from) / counted
         timing = Timing(
             busy / max(self._steps, 1),
             self._waited / busy,

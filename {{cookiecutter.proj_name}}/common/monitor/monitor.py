@@ -101,14 +101,25 @@ class Monitor:
             self._hides_bar = {"auto": None, "on": False, "off": True}[config.bar]
             self.write_to(run, values, resume_step)
 
-    def write_to(self, run: OpenRun, values: Mapping[str, Any], resume_step: int | None = None) -> None:
+    def write_to(
+        self,
+        run: OpenRun,
+        values: Mapping[str, Any],
+        resume_step: int | None = None,
+    ) -> None:
         """Begin the files in the folder of `run`; again if it was moved. The arguments are those of the class."""
         self.recorder.close()
         folder = run.folder
         self._folder = folder
         self.texts |= {"run/config": dump(values), "run/environment": environment_text(run.record)}
         about = WriterRun(folder.root, folder.name, run.id, values, resume_step)
-        self.recorder = Recorder(folder.metrics_file, about, self.config.writers, self.texts, attempt=run.attempt)
+        self.recorder = Recorder(
+            folder.metrics_file,
+            about,
+            self.config.writers,
+            self.texts,
+            attempt=run.attempt,
+        )
         self._status("running", self.step)
 
     @contextmanager
@@ -184,16 +195,24 @@ class Monitor:
         for call in self.after_log:
             speed |= call(at, timing) or {}
         where = position(at, self._total_steps, self._total_epochs)
-        _log.info("{}", train_line(where, losses, rates, others, speed, timing.eta, skipped))
+        line = train_line(where, losses, rates, others, speed, timing.eta, skipped)
+        _log.info("{}", line)
         if skipped[0]:
             others["skipped"] = skipped[0]
         self._record("train", at, losses.raw | others | rates)
         self._record("speed", at, speed)
         self.reset_timer()
 
-    def _record(self, event: str, at: Position, values: Mapping[str, float], **fields: Any) -> None:
+    def _record(
+        self,
+        event: str,
+        at: Position,
+        values: Mapping[str, float],
+        **fields: Any,
+    ) -> None:
         """Write numbers to `metrics.jsonl` and the writers."""
-        self.recorder.record(event, step=at.step, epoch=current_epoch(at), **fields, values=values)
+        epoch = current_epoch(at)
+        self.recorder.record(event, step=at.step, epoch=epoch, **fields, values=values)
         self.recorder.write("scalars", event, at.step, drop_duplicate_loss(values))
 
     def evaluation(

@@ -23,7 +23,8 @@ class TensorBoardWriter(Writer):
         purge_step = None
         if run.resume_step is not None:  # TensorBoard then leaves out earlier points of later steps
             purge_step = run.resume_step + 1
-        self.board = SummaryWriter(str(run.folder / "event"), purge_step=purge_step, flush_secs=10)
+        folder = str(run.folder / "event")
+        self.board = SummaryWriter(folder, purge_step=purge_step, flush_secs=10)
 
     def scalars(self, event: str, step: int, values: Mapping[str, float]) -> None:
         group = _FIRST.get(event, event)

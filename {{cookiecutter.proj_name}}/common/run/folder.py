@@ -53,7 +53,7 @@ def open_run(
     values: Mapping[str, Any],
     attempt: dict[str, Any],
     patch: str,
-    resume: bool,
+    resume: bool = False,
 ) -> OpenRun:
     """Lock the folder and record how the run was started. For the main process only.
 

@@ -104,7 +104,8 @@ class FolderLock:
         """Return whether `path` still names the file that is locked."""
         if not self.path.exists():
             return False
-        return os.path.samestat(os.fstat(self._file.fileno()), self.path.stat())
+        held = os.fstat(self._file.fileno())
+        return os.path.samestat(held, self.path.stat())
 
 
 def is_held(path: Path) -> bool:
