@@ -54,8 +54,8 @@ def few_files() -> None:
 @pytest.mark.parametrize(
     ("kind", "said"),
     [
-        ("ManyTensors", "Too many open files (24). If too many files are open"),
-        ("Unsendable", "a worker process cannot send a batch: its error is above"),
+        ("ManyTensors", "Too many open files (24)). If too many files are open"),
+        ("Unsendable", "a worker process cannot send a batch (its error is above)"),
     ],
 )
 def test_a_batch_that_cannot_be_sent(runs: Runs, kind: str, said: str) -> None:

@@ -17,14 +17,14 @@ from common.checkpoint.state import RunState
 from common.config import ConfigError, resolve
 from common.config.layers import node_of
 from common.config.problem import join_names
-from common.data.view import innermost
 from common.distributed import Rank, from_main
 from common.distributed.group import code_of
-from common.optim.optimizer import parts_of
 from common.run.record import machine, packages, result_variables, versions_of
 
+_STEP = "samples per step"
+_ELSE = "your code, and what it imports, restores its state and depends on nothing else (other files, variables)"
 _SAMPLES = ("seed", "samples per epoch")  # they decide which samples a step has
-_ASIDE = ("data", "samples per step", "data position restored")  # compared in ways of their own
+_ASIDE = ("data", _STEP, "data position restored")  # compared in ways of their own
 
 
 @dataclass(frozen=True)
@@ -39,14 +39,10 @@ class Change:
         """Return whether the key matches one of `patterns`."""
         return any(fnmatchcase(self.key, pattern) for pattern in patterns)
 
-    @property
-    def arrow(self) -> str:
-        return f"{self.key} {self.old} -> {self.new}"
-
     def __str__(self) -> str:
         if self.key == "checkpoint.after_save":  # the arguments may be credentials
-            return f"  {self.key} is not what it was in the checkpoint"
-        return f"  {self.key}: {self.old!r} in the checkpoint, {self.new!r} now"
+            return f"{self.key} has changed"
+        return f"{self.key} {self.old} -> {self.new}"
 
 
 def changes(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "") -> Iterator[Change]:
@@ -88,7 +84,7 @@ def fingerprint(rank: Rank, loaders: Mapping[str, Any], seed: int, model: str) -
         **machine(rank.device),
         "ranks": rank.world_size,
         "model": model,
-        "samples per step": data.samples_per_step,
+        _STEP: data.samples_per_step,
         "seed": seed,
         "samples per epoch": data.epoch_size,
         "data position restored": data.is_exactly_resumable,
@@ -125,14 +121,12 @@ def compare(old: State, new: State) -> Comparison:
     files = []
     for change in changes(old, {**new, "packages": installed}):
         section, _, name = change.key.partition(".")
-        if section in _ASIDE:
-            continue
         if section == "code":
             files.append(name)
         elif section in _SAMPLES:
-            found.samples.append(change.arrow)
-        else:
-            found.bits.append(change.arrow.removeprefix("packages."))
+            found.samples.append(str(change))
+        elif section not in _ASIDE:
+            found.bits.append(str(change).removeprefix("packages."))
     if files:
         found.samples.append(f"the code changed: {join_names(files, 10)}")
     check = part("data_check", "compare")
@@ -181,29 +175,27 @@ def accept_changes(saved: State, state: RunState, schema: type, allowed: bool) -
     config = saved["about"]["config"]
     with suppress(ConfigError):  # without keys that this version does not have, and with its defaults
         config = resolve(schema, [], stored=node_of(config, "")).values
-    changed = list(changes(config, state.about["config"]))
-    resized = Change("samples per step", old["samples per step"], new["samples per step"])
-    is_resized = resized.old != resized.new
+    before = {**config, _STEP: old[_STEP]}
+    now = {**state.about["config"], _STEP: new[_STEP]}
+    changed = list(changes(before, now))
     accepted = SAFE
-    if not is_resized:
+    if old[_STEP] == new[_STEP]:
         accepted += _BATCH
     breaking = [change for change in changed if not change.matches(accepted)]
-    if is_resized:
-        changed.append(resized)
-        breaking.append(resized)
-    if state.rank.restarted and breaking == [resized]:
+    keys = [change.key for change in breaking]
+    if state.rank.restarted and keys == [_STEP]:
         allowed = True
     if breaking and not allowed:
-        lines = "\n".join(map(str, breaking))
-        if is_resized:
+        lines = _lines(breaking)
+        if _STEP in keys:
             processes = f"processes ({old['ranks']} then, {new['ranks']} now)"
-            lines += f"\n  samples per step must stay the same: batch_size * optim.accumulate * {processes}"
+            lines += f"\n  {_STEP} must stay the same: batch_size * optim.accumulate * {processes}"
         raise UserError(
-            f"cannot resume, since these changes alter what is trained:\n{lines}\n"
+            f"cannot resume, since these changes alter what is trained:{lines}\n"
             "  Use the old values (--resume FOLDER without --config uses the run's own config), or accept these:\n"
             "  --allow_changes true. For a new run from these weights: --progress.start_epoch 0 --name NEW."
         )
-    if any(change.key == "optim.optim_type" for change in breaking):
+    if "optim.optim_type" in keys:
         raise UserError(
             "optim.optim_type: the state of one optimizer does not fit another; to take only the weights: "
             "--progress.start_epoch 0 --name NEW"
@@ -211,24 +203,11 @@ def accept_changes(saved: State, state: RunState, schema: type, allowed: bool) -
     guarantee = resume_guarantee(saved, state, changed, breaking)
     if not changed:
         return guarantee
-    return "\n".join(["changed since then:", *map(str, changed), guarantee])
+    return f"changed since then:{_lines(changed)}\n{guarantee}"
 
 
-def unknowns(run: RunState) -> list[str]:
-    """Return what this run relies on but the engine cannot check, for the log."""
-    states: State = run.states
-    kinds = [type(part) for part in parts_of(states["optimizer"])]
-    kinds.append(states["schedule"].code)
-    dataset = innermost(states["data"].dataset)
-    if hasattr(dataset, "state_dict"):
-        kinds.append(type(dataset))
-    own = []
-    for kind in dict.fromkeys(kinds):
-        is_ours = kind.__module__.partition(".")[0] in ("torch", "common", "library")
-        if kind is type(dataset) or not is_ours:  # Concat holds other people's
-            own.append(f"{kind.__module__}.{kind.__qualname__}")
-    reasons = [f"{name} restores its own state" for name in (*own, *run.user_states)]
-    return reasons + [f"plugin {name}" for name in run.about["config"]["plugins"]]
+def _lines(changed: list[Change]) -> str:
+    return "".join(f"\n  {change}" for change in changed)
 
 
 def resume_guarantee(saved: State, run: RunState, changed: list[Change], breaking: list[Change]) -> str:
@@ -245,32 +224,28 @@ def resume_guarantee(saved: State, run: RunState, changed: list[Change], breakin
     found = compare(old, new)
     for change in changed:
         if change in breaking or change.key == "plugins":
-            found.samples.append(change.arrow)
+            found.samples.append(str(change))
         elif change.matches(_BATCH):
-            found.bits.append(change.arrow)
+            found.bits.append(str(change))
     is_restored = old["data position restored"] and new["data position restored"]
     if saved["position"]["sample"] > 0 and not is_restored:
         found.samples.append("the dataset cannot restore its position, so the epoch is read again from its start")
     if saved["differing"] and not config["dist"]["broadcast_buffers"]:
         names = join_names(saved["differing"])
-        found.bits.append(
-            f"{names} differed between the processes, and the checkpoint holds rank 0's: see docs/task.md"
-        )
+        found.bits.append(f"{names} differed between the processes, and the checkpoint has rank 0's: docs/task.md")
     if saved["unsaved"]:
         found.bits.append(f"training changed {join_names(saved['unsaved'])}, and the checkpoint does not hold it")
-    extent = f"as far as compared: {', '.join(found.compared)}"
+    extent = f"as far as compared: {', '.join(found.compared)}, if {_ELSE}"
+    differences = "; ".join(found.samples + found.bits)
     if found.samples:
-        text = f"not guaranteed to be bit-exact or sample-exact: {'; '.join(found.samples + found.bits)}"
+        text = f"not guaranteed to be bit-exact or sample-exact: {differences}"
     elif found.bits:
-        text = f"sample-exact, not bit-exact ({'; '.join(found.bits)}), {extent}"
+        text = f"sample-exact, not bit-exact ({differences}), {extent}"
     else:
-        text = f"bit-exact {extent}, if your code depends on nothing else (other files, variables)"
-    unknown = found.unknown + unknowns(run)
-    measuring = [change.key for change in changed if change.matches(MEASURING)]
+        text = f"bit-exact {extent}"
+    measuring = ", ".join(change.key for change in changed if change.matches(MEASURING))
     if measuring:
-        unknown.append(
-            f"whether a fresh run with this {', '.join(measuring)} has the same schedules and early stopping"
-        )
-    if unknown:
-        text += f"; not compared: {', '.join(unknown)}"
+        found.unknown.append(f"whether a fresh run with this {measuring} has the same schedules and early stopping")
+    if found.unknown:
+        text += f"; not compared: {', '.join(found.unknown)}"
     return f"this resume is {text}"

@@ -49,11 +49,6 @@ class KeyedBatches:
         self.random = bool(getattr(dataset, "random", True) or getattr(collate, "random", False))
         self.epoch: int | None = None  # last passed to this process' dataset
         self._own = OwnGenerators()
-        self._is_first = False  # whether the next sample is the first one of an epoch, in this process
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Return what another process needs: it finds what its copy of the dataset holds itself."""
-        return {**vars(self), "epoch": None, "_own": OwnGenerators()}
 
     def __getitems__(self, key: BatchKey) -> Any:
         epoch, indices = key
@@ -70,7 +65,8 @@ class KeyedBatches:
 
     def items(self, epoch: int, indices: list[int]) -> list[Any]:
         """Read samples of an epoch, which draws from the global generators."""
-        if epoch != self.epoch:
+        is_first = epoch != self.epoch
+        if is_first:
             self.epoch = epoch
             self._begin(epoch)
         dataset = self.dataset
@@ -81,30 +77,24 @@ class KeyedBatches:
             for index in indices:  # a sample that an epoch has several times is numbered differently each time
                 if is_random:
                     self._seed(mix(self.seed, epoch, index))
-                item = dataset[index % size]
-                if self._is_first:
-                    self._is_first = False
-                    if self._finds_more():  # a generator that the first sample made: read it again, seeded
-                        self._seed(mix(self.seed, epoch, index))
-                        item = dataset[index % size]
-                items.append(item)
+                items.append(dataset[index % size])
         except UserError:
             raise
         except Exception as error:
             name = self._name([index], 0)
             raise RuntimeError(f"{name} cannot be read: {type(error).__name__}: {error}") from error
+        if is_first and is_random and self._finds_more():  # generators that samples made: read again, seeded
+            return self.items(epoch, indices)
         return items
 
     def _begin(self, epoch: int) -> None:
         """Pass on the epoch: what the dataset draws then depends on nothing else."""
-        if not self.random:
-            set_epoch(self.dataset, epoch)
-            return
-        self._finds_more()
-        self._seed(mix(self.seed, epoch))
+        if self.random:
+            self._finds_more()
+            self._seed(mix(self.seed, epoch))
         set_epoch(self.dataset, epoch)
-        self._finds_more()
-        self._is_first = True
+        if self.random:
+            self._finds_more()
 
     def _finds_more(self) -> bool:
         """Look for generators of the dataset's own. Returns whether there are more than before."""

@@ -4,7 +4,6 @@ import atexit
 import errno
 import multiprocessing
 import os
-import pickle
 import re
 import signal
 import sys
@@ -27,8 +26,6 @@ from common.data.held import open_handle
 
 # A terminal, Slurm, torchrun and `kill -- -GROUP` signal all processes of a run at once.
 _TRAINER_SIGNALS = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2}
-# Errors of a worker's own code, and what torch says when it notices that a worker is dead.
-_IS_EXPLAINED = re.compile("Caught .* in DataLoader worker process|DataLoader (worker|timed out)")
 _DEATH_WITHIN_S = 5.0
 _SHARED = (
     "{} is open, and every worker would read from it at the same position, and so other samples than it asks for. Open "
@@ -39,7 +36,7 @@ _NOT_SENT = 91  # exit code of a worker that cannot send a batch, which would be
 _IS_FULL = (errno.EMFILE, errno.ENFILE, errno.ENOSPC)
 _IS_UNSENT = re.compile("Too many open files|items of ancdata")  # what the receiving process says
 _UNSENT = (
-    "a worker process cannot send a batch: {}. If too many files are open (each tensor needs one until its batch is "
+    "a worker process cannot send a batch ({}). If too many files are open (each tensor needs one until its batch is "
     "used): return fewer, larger tensors in a sample, raise the limit (ulimit -n 65536; docker run --ulimit "
     "nofile=65536), or use fewer --num_workers"
 )
@@ -63,23 +60,13 @@ def start_reading(loader: DataLoader[Any]) -> Iterator[Any]:
     """
     if loader.num_workers == 0:
         return iter(loader)
-    context = context_of(loader)
-    held = open_handle(loader.dataset)
-    if held and context.get_start_method() != "fork":
-        with suppress(Exception):  # it may have its own way to be sent
-            pickle.dumps(loader.dataset)
-            held = ""
-    if held:
-        raise UserError(_SHARED.format(held))
+    context = loader.multiprocessing_context or multiprocessing.get_context()
+    if context.get_start_method() == "fork":  # others are sent the dataset, which an open file would not let happen
+        held = open_handle(loader.dataset)
+        if held:
+            raise UserError(_SHARED.format(held))
     with signals_blocked(context):
         return iter(loader)
-
-
-def context_of(loader: DataLoader[Any]) -> Any:
-    """Return how processes that read for `loader` start: as its workers do; without workers, as copies of this one."""
-    if loader.num_workers == 0:
-        return multiprocessing.get_context("fork")
-    return loader.multiprocessing_context or multiprocessing.get_context()
 
 
 @contextmanager
@@ -130,19 +117,16 @@ def read(loader: DataLoader[Any]) -> Generator[Any, None, None]:
         raise UserError(str(error).rpartition("UserError: ")[2].strip()) from None
     except Exception as error:
         text = str(error)
-        worker = None
-        if not text.startswith("Caught "):
-            worker = _ended_worker(iterator)
         code = 0
-        if worker is not None:
-            code = worker.exitcode
-            if code < 0 and not _IS_EXPLAINED.match(text):
-                raise RuntimeError(f"DataLoader worker (pid {worker.pid}) was killed by signal {-code}") from error
+        if not text.startswith("Caught "):  # not an error of its own code
+            code = _code_of_ended(iterator)
         if code == _NOT_SENT:
-            raise UserError(_UNSENT.format("its error is above")) from None
-        if _IS_UNSENT.search(text):
-            raise UserError(_UNSENT.format(text.strip().rpartition("\n")[2])) from None
-        raise
+            text = "its error is above"
+        elif code < 0:
+            raise RuntimeError(f"a DataLoader worker was killed by signal {-code}") from error
+        elif not _IS_UNSENT.search(text):
+            raise
+        raise UserError(_UNSENT.format(text.strip().rpartition("\n")[2])) from None
 
 
 def _look_for_signals(iterator: _MultiProcessingDataLoaderIter) -> None:
@@ -158,22 +142,22 @@ def _look_for_signals(iterator: _MultiProcessingDataLoaderIter) -> None:
     vars(iterator)["_try_get_data"] = get_or_stop
 
 
-def _ended_worker(iterator: Iterator[Any] | None) -> Any:
-    """Return a loader's process that a signal has killed, or that has failed; None if all live.
+def _code_of_ended(iterator: Iterator[Any] | None) -> int:
+    """Return the exit code of a loader's process that has failed, negative for a signal; 0 if all live.
 
     The kernel closes the pipes of a killed process first, and reports its death a little later; torch looks only once,
     and would raise an error of the pipe (ConnectionResetError, EOFError, ...). On a busy machine that is the usual one.
     """
     if not isinstance(iterator, _MultiProcessingDataLoaderIter):
-        return None
+        return 0
     until = time.monotonic() + _DEATH_WITHIN_S
     while time.monotonic() < until:
         for worker in iterator._workers:
             if worker.exitcode:
-                return worker
+                return int(worker.exitcode)
         with suppress(RuntimeError):  # torch raises it when it hears of a worker's end
             time.sleep(0.02)
-    return None
+    return 0
 
 
 def end_workers(loader: DataLoader[Any]) -> None:

@@ -103,13 +103,6 @@ class Schedule:
         self._start = start
         self._base = [float(group["lr"]) for group in optimizer.param_groups]
 
-    @property
-    def code(self) -> Any:
-        """The function or class that computes it."""
-        if isinstance(self._factor, partial):
-            return self._factor.func
-        return type(self._factor)
-
     def factor(self, step: int) -> float:
         """Return the factor at optimizer step `step`, counted from 0 over the whole run."""
         if step >= self._warmup:

@@ -1,12 +1,13 @@
 """A process of its own to read in: what a dataset opens or changes there is gone afterwards."""
 
+import multiprocessing
 import os
 from collections.abc import Callable
 from typing import Any
 
 from torch.utils.data import DataLoader
 
-from common.data.workers import context_of, set_up_worker, signals_blocked
+from common.data.workers import set_up_worker, signals_blocked
 
 
 def in_other_process(
@@ -20,7 +21,9 @@ def in_other_process(
     The function and its arguments are copied, or sent if the workers of `loader` are no copies of this process either.
     Raises `TimeoutError` after `seconds`, and `RuntimeError` if the function raised an error or the process was killed.
     """
-    context = context_of(loader)
+    context: Any = loader.multiprocessing_context or multiprocessing.get_context()
+    if loader.num_workers == 0:
+        context = multiprocessing.get_context("fork")
     receiver, sender = context.Pipe(duplex=False)
     process = context.Process(target=_answer, args=(sender, os.getpid(), function, arguments), daemon=True)
     with signals_blocked(context):

@@ -145,7 +145,7 @@ class Stages(WholeRun):
         before = trainer.optimizer
         trainer.change_stage()
         take_over(trainer.optimizer, before)
-        news = [change.arrow for change in changes(settings, to_jsonable_python(self.config))]
+        news = [str(change) for change in changes(settings, to_jsonable_python(self.config))]
         logger.info("{} after step {}: {}", self, trainer.at.step, "; ".join(news) or "no change")
         trainer.monitor.recorder.record("stage", step=trainer.at.step + 1, stage=self.number + 1, changed=news)
 

@@ -136,12 +136,12 @@ def test_changes_of_the_config(runs: Runs) -> None:
     config = ["--resume", str(folder)]
     assert runs.fail(*config, "--optim.lr", "0.5", "--num_workers", "1") == 2
     log = (folder / "train.log").read_text()
-    assert "optim.lr: 0.001 in the checkpoint, 0.5 now" in log
+    assert "optim.lr 0.001 -> 0.5" in log
     assert "--allow_changes true" in log
     assert "num_workers: 0 in" not in log
     runs.train(*config, "--optim.lr", "0.5", "--allow_changes", "true")
     log = (folder / "train.log").read_text()
-    assert "optim.lr: 0.001 in the checkpoint, 0.5 now" in log.split("changed since then")[1]
+    assert "  optim.lr 0.001 -> 0.5" in log.split("changed since then")[1]
     assert "not guaranteed to be bit-exact or sample-exact: optim.lr 0.001 -> 0.5" in log
     assert metrics(folder, "train")[-1]["values"]["lr"] == 0.5
     assert load(folder)["position"]["epoch"] == 2

@@ -139,7 +139,7 @@ def test_another_number_of_processes(runs: Runs) -> None:
     assert (seen["step"], seen["sample"]) == (2, 64)
     assert runs.fail(*words("plain", "--batch_size", "16", "--resume", "auto")) == 2  # other steps
     log = (runs.root / "run" / "train.log").read_text()
-    assert "samples per step: 32 in the checkpoint, 16 now" in log
+    assert "samples per step 32 -> 16" in log
     assert "must stay the same: batch_size * optim.accumulate * processes (2 then, 1 now)" in log
     folder = runs.train(*words("plain", "--batch_size", "32", "--resume", "auto", "--progress.epoch", "1"))
     assert load(folder)["position"]["step"] == 5

@@ -178,7 +178,7 @@ class Trials:
     def changes(self) -> list[str]:
         """All changes from GOOD to BAD in words, in their order."""
         steps = [point.step for point in self.points[1:]]
-        return steps + [" and ".join(change.arrow for change in keys) for keys in self.settings]
+        return steps + [" and ".join(str(change) for change in keys) for keys in self.settings]
 
     def value(self, trial: Trial) -> float | None:
         """Train, or look the value up."""

@@ -62,7 +62,7 @@ class SweepFolder:
             return
         trial.state, trial.reason = status["state"], status["reason"]
         stored = resolve(Config, [run.config_file]).values
-        changed = [item.arrow for item in changes(stored, trial.config) if not item.matches(_FREE)]
+        changed = [str(item) for item in changes(stored, trial.config) if not item.matches(_FREE)]
         if changed:
             shown = "\n  ".join(["was trained with other settings:", *changed])
             raise UserError(f"{run.root} {shown}\ngive this sweep another --name, or use the earlier settings")

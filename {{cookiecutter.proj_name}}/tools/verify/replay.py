@@ -109,7 +109,7 @@ def hindrance(step: int, start: State, end: State) -> str:
     if rewinds and start.get("bad_steps", {}).get("anchor", 0) not in (0, step):
         return "its run would rewind to an earlier checkpoint, which a replay lacks: --from start"
     settings = changes(config_in(start).values, config_in(end).values)
-    names = [change.arrow for change in settings if not change.matches(_WITHOUT_EFFECT)]
+    names = [str(change) for change in settings if not change.matches(_WITHOUT_EFFECT)]
     found = compare({**end["fingerprint"], **start["fingerprint"]}, end["fingerprint"])
     names += found.samples + found.bits
     return f"changed at a resume: {join_names(names)}" if names else ""
