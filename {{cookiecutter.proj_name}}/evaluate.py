@@ -55,7 +55,7 @@ def error_files(rank: Rank, folder: Path) -> Iterator[None]:
             with suppress(OSError):
                 folder.mkdir(parents=True, exist_ok=True)
             keep_error(failure, paths)
-        print_failure(failure, to_terminal, paths.error_file(failure.rank) if failure.trace else None)
+        print_failure(failure, to_terminal, paths.error_file(failure.rank))
 
     rank.failure_monitor.sink = record_failure
     try:

@@ -389,7 +389,7 @@ def test_gpus_are_asked_for_and_seen(project: Project, tmp_path: Path) -> None:
     blind.chmod(0o755)
     project.submit("gpus", *CONV, "--slurm.gpus", "2", "--slurm.nodes", "2", PYTHON=str(blind))
     project.ends("gpus", "FAILED")
-    assert "gpu_ids: [0, 1]: PyTorch finds no CUDA device" in project.log("gpus")
+    assert "gpu_ids: [0, 1]: PyTorch finds 0 CUDA device(s)" in project.log("gpus")
     job = project.jobs["gpus"]
     assert "gres:gpu:2" in project.cluster.field(job, "TresPerNode")
     assert project.cluster.field(job, "NumTasks") == "4"

@@ -123,6 +123,7 @@ def project(tmp_path: Path) -> Path:
 def restored_log() -> Iterator[None]:
     """What `setup_log` changes is global; put it back."""
     log._early.clear()  # what runs before this test said
+    logging.captureWarnings(False)
     handlers, level = logging.root.handlers[:], logging.root.level
     yield
     logging.captureWarnings(False)

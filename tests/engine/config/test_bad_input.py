@@ -284,7 +284,7 @@ def test_more_devices_than_processes(monkeypatch: pytest.MonkeyPatch, error_of: 
             launched.setenv(name, value)
         text = error_of("--gpu_ids", "0,1,2")
     assert "3 device(s)" in text and "1 process(es)" in text and "start 3, or name 1 device(s)" in text
-    assert "no device 4, only 4 (0 to 3)" in error_of("--gpu_ids", "4")
+    assert "PyTorch finds 4 CUDA device(s)" in error_of("--gpu_ids", "4")
 
 
 def test_resume_without_checkpoints(error_of: ErrorOf, tmp_path: Path) -> None:

@@ -56,8 +56,8 @@ def refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str])
         (4, TORCHRUN, "0", "start 1, or name 2 device(s)"),
         (4, SLURM, "0,1,2,3", "start 4, or name 2 device(s)"),
         (4, MPI, "0,1,2", "start 3, or name 2 device(s)"),
-        (1, TORCHRUN, "0,1", "there is no device 1, only 1 (0 to 0)"),
-        (1, {}, "0,1", "there is no device 1, only 1 (0 to 0)"),
+        (1, TORCHRUN, "0,1", "PyTorch finds 1 CUDA device(s)"),
+        (1, {}, "0,1", "PyTorch finds 1 CUDA device(s)"),
     ],
     ids=["more-devices", "fewer-devices", "slurm", "mpi", "more-than-seen", "alone"],
 )

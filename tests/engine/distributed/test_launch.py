@@ -178,12 +178,12 @@ def gpus(monkeypatch: pytest.MonkeyPatch) -> Any:
     [
         (4, [0, 1, 2], ["3 device(s)", "2 process(es)", "start 3, or name 2 device(s)"]),
         (1, [0], ["1 device(s)", "2 process(es)", "start 1, or name 2 device(s)"]),
-        (2, [0, 5], ["there is no device 5, only 2 (0 to 1)"]),
-        (2, [0, 0], ["different device numbers"]),
-        (2, [0, -1], ["different device numbers"]),
-        (2, [], ["different device numbers"]),
-        (0, [0, 1], ["PyTorch finds no CUDA device", "--gpu_ids -1"]),
-        (0, "all", ["PyTorch finds no CUDA device", "--gpu_ids -1"]),
+        (2, [0, 5], ["PyTorch finds 2 CUDA device(s)"]),
+        (2, [0, 0], ["name different numbers"]),
+        (2, [0, -1], ["name different numbers"]),
+        (2, [], ["name different numbers"]),
+        (0, [0, 1], ["PyTorch finds 0 CUDA device(s)", "--gpu_ids -1"]),
+        (0, "all", ["PyTorch finds 0 CUDA device(s)", "--gpu_ids -1"]),
     ],
 )
 def test_devices_that_cannot_be(gpus: Any, seen: int, wanted: Any, message: list[str]) -> None:

@@ -94,7 +94,9 @@ class Appender:
         self._writing = threading.RLock()  # a signal handler may write in the middle of a write
 
     def write(self, text: str) -> None:
-        """Append `text`, or keep it for later. Thread-safe; never raises `OSError`."""
+        """Append `text`, or keep it for later; not after `close`. Thread-safe; never raises `OSError`."""
+        if self._file.closed:
+            return
         with self._writing:
             was_stuck = bool(self._unwritten)
             self._unwritten += text.encode(errors="surrogateescape")
@@ -107,13 +109,8 @@ class Appender:
 
     def close(self) -> None:
         """Close it. Safe to call twice."""
-        if not self._file.closed:
-            self.write("")
-            self._file.close()
-
-    @property
-    def closed(self) -> bool:
-        return self._file.closed
+        self.write("")
+        self._file.close()
 
 
 @contextmanager

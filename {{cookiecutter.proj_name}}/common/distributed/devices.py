@@ -75,10 +75,6 @@ def host_devices(gpu_ids: GpuIds, processes: int | None, launcher: str = "") -> 
     if gpu_ids != "mps":
         kind = _numbered_kind()
     count = torch.get_device_module(kind).device_count()
-    if count == 0:
-        raise UserError(
-            f"gpu_ids: {gpu_ids}: PyTorch finds no {kind.upper()} device; --gpu_ids -1 is the CPU, mps an Apple GPU"
-        )
     # Slurm may give each task its own GPU, visible as number 0; if they share one, NCCL fails with a duplicate GPU.
     if launcher == "slurm" and count == 1 and processes is not None and processes > 1:
         return [torch.device(kind, 0)] * processes
@@ -88,10 +84,12 @@ def host_devices(gpu_ids: GpuIds, processes: int | None, launcher: str = "") -> 
         numbers = [gpu_ids]
     else:
         numbers = gpu_ids
-    if not numbers or min(numbers) < 0 or len(set(numbers)) < len(numbers):
-        raise UserError(f'gpu_ids: {gpu_ids} is neither -1 (CPU), "all", "mps", nor a list of different device numbers')
-    if max(numbers) >= count:
-        raise UserError(f"gpu_ids: {gpu_ids}: there is no device {max(numbers)}, only {count} (0 to {count - 1})")
+    distinct = set(numbers)
+    if not numbers or len(distinct) < len(numbers) or not distinct.issubset(range(count)):
+        raise UserError(
+            f"gpu_ids: {gpu_ids}: PyTorch finds {count} {kind.upper()} device(s); name different numbers, from 0, of "
+            'those, or "all"; --gpu_ids -1 is the CPU, mps an Apple GPU'
+        )
     if processes not in (None, len(numbers)):
         raise UserError(
             f"gpu_ids: {gpu_ids} names {len(numbers)} device(s), but the launcher or dist.processes wants {processes} "

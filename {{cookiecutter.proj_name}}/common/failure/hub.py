@@ -183,7 +183,7 @@ class _Hub:
         decide_at = float("inf")
         found: dict[int, Failure] = {}  # by rank
         while time.monotonic() < decide_at:
-            watched = [self._server, *self._strangers, *self._members]
+            watched: list[Connection | socket.socket] = [self._server, *self._strangers, *self._members]
             for connection in wait(watched, _POLL_S):
                 if not isinstance(connection, Connection):
                     self._accept()

@@ -168,11 +168,9 @@ def describe(error: BaseException, rank: Rank) -> Failure:
         elif not hint:
             hint = note.removeprefix(HINT)
     hint = hint or machine_hint(error, title)
-    is_timeout = may_follow = False
-    if not rank.is_single_process:
-        is_timeout = re.search("(?<!DataLoader )timed? ?out", title, re.IGNORECASE) is not None
-        may_follow = re.search(_CONSEQUENCE, title, re.IGNORECASE) is not None
-    if not hint and is_timeout:
+    is_timeout = re.search("(?<!DataLoader )timed? ?out", title, re.IGNORECASE) is not None
+    may_follow = re.search(_CONSEQUENCE, title, re.IGNORECASE) is not None
+    if not hint and is_timeout and not rank.is_single_process:
         hint = "another rank was late or hangs; if it was legitimately busy, increase dist.timeout"
     return Failure(
         rank.rank,

@@ -29,8 +29,6 @@ def setup_log(
     Call it first for the terminal alone, and again when the run folder exists: lines logged in between are then added
     to the file. Ranks above 0 send only errors to the terminal; give each of them its own file.
 
-    The terminal shows source locations if the level is DEBUG or lower.
-
     Args:
         level: the lowest level shown, one of loguru's names.
     """
@@ -40,16 +38,14 @@ def setup_log(
     # diagnose would print the values of variables (data, passwords) in tracebacks.
     options: dict[str, Any] = {"diagnose": False, "backtrace": False}
     shown = level
-    source = sender = ""
-    if number <= logging.DEBUG:
-        source = "<cyan>{extra[at]: <26}</cyan> "
+    sender = ""
     if rank:
         shown = "ERROR"
         sender = f"rank {rank}: "
     logger.add(
         _to_console,
         level=shown,
-        format="<green>{time:HH:mm:ss}</green> <level>{level: <8}</level> " + source + sender + "{message}",
+        format="<green>{time:HH:mm:ss}</green> <level>{level: <8}</level> " + sender + "{message}",
         colorize=sys.stderr.isatty() and "NO_COLOR" not in os.environ,
         **options,
     )

@@ -104,8 +104,7 @@ class Recorder:
     def record(self, event: str, **fields: Any) -> None:
         """Write a line of plain values to `metrics.jsonl`: a checkpoint saved, the end of the run."""
         self._state = fields.get("state", self._state)
-        if not self._file.closed:  # once closed, the end is written; an error here would hide the original one
-            self._file.write(to_json({"event": event, **fields}) + "\n")
+        self._file.write(to_json({"event": event, **fields}) + "\n")
 
     def write(self, method: str, *arguments: Any) -> None:
         """Call a method of each writer, see `Writer`: nothing of it is in `metrics.jsonl`."""

@@ -88,8 +88,6 @@ class FolderLock:
             return cls.take(path)
         file.truncate(0)
         file.write(f"process {os.getpid()} on {socket.gethostname()} since {now()}")
-        if "SLURM_JOB_ID" in os.environ:
-            file.write(f", Slurm job {os.environ['SLURM_JOB_ID']}")
         file.flush()
         return lock
 
