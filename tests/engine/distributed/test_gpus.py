@@ -134,7 +134,7 @@ def test_an_apple_gpu_is_one_device_without_pinned_memory(monkeypatch: pytest.Mo
     drawn = torch.rand(3, generator=generator)
     set_random_state(state, rank.device)
     assert torch.equal(torch.rand(3, generator=generator), drawn)
-    with pytest.raises(UserError, match="0 CUDA device.*--gpu_ids -1 is the CPU, mps an Apple GPU"):
+    with pytest.raises(UserError, match=r"0 CUDA device.*--gpu_ids -1 is the CPU, mps an Apple GPU"):
         find_rank(0, DistConfig(), {})
     with pytest.raises(UserError, match=r"mps names 1 device.*wants 2 process"):
         spawn("mps", DistConfig(processes=2), [])
