@@ -1,12 +1,10 @@
 """Advice on mistakes in models, datasets, losses and metrics: the contents of the batch, and the likely cause."""
 
-import inspect
 import re
 import traceback
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from itertools import chain
 from types import FrameType
 from typing import Any
 
@@ -36,10 +34,12 @@ def explain() -> Iterator[None]:
         raise
     except Exception as error:
         frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+        frames.reverse()
         notes = getattr(error, "__notes__", [])
         wrong_labels = ""
         with suppress(Exception):  # the error matters more than one in explaining it
-            wrong_labels = _wrong_labels(error, frames)
+            if re.search("out of bounds|device-side assert", str(error)):
+                wrong_labels = _wrong_labels(frames)
         if wrong_labels:
             explanation = TrainingError(wrong_labels)
             vars(explanation)["__notes__"] = notes
@@ -55,15 +55,17 @@ def _notes(error: Exception, frames: Sequence[FrameType]) -> Iterator[str]:
     if task is None:
         return
     for name in ("batch", "output"):
-        if (value := _local(frames, name)) is not None:
+        value = _local(frames, name)
+        if value is not None:
             yield f"with the {name}: {describe(value)}"
-    lines = str(error).strip().splitlines() or [""]
-    # The message of a worker's error is a traceback, whose last line has type and message.
-    text = lines[-1] if lines[0].startswith("Caught ") else f"{type(error).__name__}: {error}"
+    text = f"{type(error).__name__}: {error}"
+    if str(error).startswith("Caught "):  # by a worker: a traceback, whose last line has type and message
+        text = str(error).strip().splitlines()[-1]
     at = f"{text} at {traceback.extract_tb(error.__traceback__)[-1].line}"
     for pattern, advice in ADVICE.items():
         if re.search(pattern, at):
-            yield HINT + advice.format(forward=_where(task.model, "forward"), output=_where(task, "output"))
+            forward = f"{type(task.model).__name__}.forward"
+            yield HINT + advice.format(forward=forward, output=f"{type(task).__name__}.output")
             return
 
 
@@ -74,61 +76,75 @@ def describe(value: Any) -> str:
     if isinstance(value, Mapping):
         return ", ".join(f"{key} {describe(item)}" for key, item in value.items()) or "an empty dict"
     if isinstance(value, (list, tuple)):
-        more = ", ..." if len(value) > 4 else ""
-        return f"a {type(value).__name__} of {len(value)} ({', '.join(map(describe, value[:4]))}{more})"
-    return "None" if value is None else "text" if isinstance(value, str) else f"a {type(value).__name__}"
+        items = [describe(item) for item in value[:4]]
+        if len(value) > 4:
+            items.append("...")
+        return f"a {type(value).__name__} of {len(value)} ({', '.join(items)})"
+    if value is None:
+        return "None"
+    return f"a {type(value).__name__}"
 
 
 def _local(frames: Sequence[FrameType], name: str) -> Any:
     """Return a local variable of the innermost frame of the project that has it; None if no frame has."""
-    variables = (frame.f_locals for frame in reversed(frames) if frame.f_code.co_filename.startswith(f"{PROJECT}/"))
-    return next((names[name] for names in variables if names.get(name) is not None), None)
+    for frame in frames:
+        value = frame.f_locals.get(name)
+        if value is not None and frame.f_code.co_filename.startswith(f"{PROJECT}/"):
+            return value
+    return None
 
 
-def _owners(frames: Sequence[FrameType]) -> list[Any]:
-    """Return the objects whose methods ran, innermost first."""
-    return [frame.f_locals.get("self") for frame in reversed(frames)]
-
-
-def _task(frames: Sequence[FrameType]) -> Any:
+def _task(frames: Sequence[FrameType]) -> Task | None:
     """Return the task of the innermost object that is or has one; None if no object does."""
-    tasks = (item for value in _owners(frames) for item in (value, getattr(value, "task", None)))
-    return next((task for task in tasks if isinstance(task, Task)), None)
+    for frame in frames:
+        owner = frame.f_locals.get("self")
+        for value in (owner, getattr(owner, "task", None)):
+            if isinstance(value, Task):
+                return value
+    return None
 
 
-def _where(owner: Any, method: str) -> str:
-    """`Class.method (file:line)`, with the file relative to the project."""
-    name, function = f"{type(owner).__name__}.{method}", getattr(type(owner), method, None)
-    code = getattr(inspect.unwrap(function), "__code__", None) if function is not None else None
-    return f"{name} ({code.co_filename.removeprefix(f'{PROJECT}/')}:{code.co_firstlineno})" if code else name
+def _wrong_labels(frames: Sequence[FrameType]) -> str:
+    """Name the samples whose label is no class; "" if there is none, or nothing is known of them.
 
-
-def _wrong_labels(error: Exception, frames: Sequence[FrameType]) -> str:
-    """Name the samples whose label is no class, for the errors that torch and CUDA raise then; otherwise ""."""
-    if not re.search("out of bounds|device-side assert", str(error)):
+    The labels are read again, also those before: a GPU reports an assert later, and then none of its tensors can be.
+    """
+    task = _task(frames)
+    output = _local(frames, "output")
+    loader = _local(frames, "loader")
+    owners = [frame.f_locals.get("self") for frame in frames]
+    trainer: Any = next((owner for owner in owners if hasattr(owner, "evaluator")), None)
+    classes: int | None = None
+    if output is not None:
+        classes = output["logits"].shape[1]
+    elif trainer is not None:  # by then, the output of that step may be gone
+        classes = trainer.classes
+    if task is None or classes is None:
         return ""
-    task, output, loader = _task(frames), _local(frames, "output"), _local(frames, "loader")
-    trainer: Any = next((value for value in _owners(frames) if hasattr(value, "evaluator")), None)
-    # The labels are read again, also those before: a GPU reports an assert later, and then none of its tensors can be.
     if loader is not None:
         done = _local(frames, "seen").batches
-        numbers = list(chain(*(indices for _, indices in loader.keys[max(done - 1, 0) : done + 1])))
-        dataset, name = loader.dataset, label(loader.split, loader.name)
+        batches = [indices for _, indices in loader.keys[max(done - 1, 0) : done + 1]]
+        dataset = loader.dataset
+        name = label(loader.split, loader.name)
     else:
-        at, stream = trainer.at, trainer.stream
-        before = min(at.sample // stream.samples_per_step, _BEFORE)
-        at = at._replace(step=at.step - before, sample=at.sample - before * stream.samples_per_step)
-        numbers = list(chain(*stream.samples(at, before + 1)))
-        dataset, name = stream.dataset, "train"
-    # By then, the output of that step may be gone.
-    classes = trainer.classes if output is None else output["logits"].shape[1]
-    if classes is None:
-        return ""
-    parts = [*task.modules(), *chain(*(vars(term.function).values() for term in task.loss.terms))]
-    known = {-100, *range(classes), *(getattr(part, "ignore_index", -100) for part in parts)}
-    labels = {number: torch.as_tensor(dataset[number]["label"]).unique().tolist() for number in numbers}
-    pairs = [(number, label) for number, inside in labels.items() for label in inside]
-    wrong = [f"{label} in sample {number}" for number, label in pairs if label not in known]
+        stream = trainer.stream
+        before = min(trainer.at.sample // stream.samples_per_step, _BEFORE)
+        sample = trainer.at.sample - before * stream.samples_per_step
+        at = trainer.at._replace(step=trainer.at.step - before, sample=sample)
+        batches = stream.samples(at, before + 1)
+        dataset = stream.dataset
+        name = "train"
+    known = {-100, *range(classes)}
+    for part in task.modules():
+        known.add(getattr(part, "ignore_index", -100))
+    for term in task.loss.terms:
+        for value in vars(term.function).values():
+            known.add(getattr(value, "ignore_index", -100))
+    wrong = []
+    for number in (number for batch in batches for number in batch):
+        for value in torch.as_tensor(dataset[number]["label"]).unique().tolist():
+            if value not in known:
+                wrong.append(f"{value} in sample {number}")
     if not wrong:
         return ""
     return (

@@ -1,5 +1,6 @@
 """Write `job.sh`, a script that repeats a run."""
 
+import math
 import os
 import re
 import shlex
@@ -63,26 +64,34 @@ def job_script(run: Path, project: Path, attempt: dict[str, Any], gpus: bool = F
     Args:
         gpus: whether each process has a GPU.
     """
-    run, project, git = run.resolve(), project.resolve(), attempt["git"]
-    hosts = -(-attempt["world_size"] // attempt["processes_per_host"])
-    variables = {name: value for name, value in attempt["environment"].items() if re.fullmatch(r"[\w.,:+-]+", value)}
-    lines = [f'export {name}="${{{name}:={value}}}"\n' for name, value in variables.items()]
+    run = run.resolve()
+    project = project.resolve()
+    git = attempt["git"]
+    hosts = math.ceil(attempt["world_size"] / attempt["processes_per_host"])
+    lines = []
+    for name, value in attempt["environment"].items():
+        if re.fullmatch(r"[\w.,:+-]+", value):
+            lines.append(f'export {name}="${{{name}:={value}}}"\n')
     if git["commit"] and not is_copy(project):  # a copy is exactly what ran
         lines.append(_GIT_CHECK.format(commit=git["commit"]))
     if git["dirty"] and not is_copy(project):
         lines.append(_DIRTY)
     if hosts > 1 and attempt["launcher"] != "slurm":
         lines.append(_ON_EACH_HOST.format(hosts=hosts))
-    script = Path(attempt["argv"][0])
-    is_near = run.is_relative_to(project) or is_copy(project)  # then both can be moved together
+    where = shlex.quote(str(project))
+    if run.is_relative_to(project) or is_copy(project):  # then both can be moved together
+        where = f'"$run/{os.path.relpath(project, run)}"'
+    script = Path(attempt["argv"][0]).name
+    if Path(attempt["argv"][0]).is_relative_to(project):
+        script = os.path.relpath(attempt["argv"][0], project)
     return _SCRIPT.format(
         shown=run.name,
         time=attempt["time"],
-        project=f'"$run/{os.path.relpath(project, run)}"' if is_near else shlex.quote(str(project)),
+        project=where,
         python=shlex.quote(sys.executable),
         preparations="".join(lines),
         launch=_launch(attempt, hosts, gpus),
-        script=shlex.quote(str(script.relative_to(project)) if script.is_relative_to(project) else script.name),
+        script=shlex.quote(script),
         name=shlex.quote(f"{run.name}_replicate"),
         seed=attempt["seed"],
     )
@@ -90,12 +99,16 @@ def job_script(run: Path, project: Path, attempt: dict[str, Any], gpus: bool = F
 
 def _launch(attempt: dict[str, Any], hosts: int, gpus: bool) -> str:
     """Return the command that starts the same number of processes on the same number of hosts."""
-    world, count = attempt["world_size"], attempt["processes_per_host"]
+    count = attempt["processes_per_host"]
     if hosts > 1 and attempt["launcher"] == "slurm":
-        flags = f"--nodes={hosts} --ntasks={world} --ntasks-per-node={count}" + gpus * f" --gpus-per-node={count}"
+        flags = f"--nodes={hosts} --ntasks={attempt['world_size']} --ntasks-per-node={count}"
+        if gpus:
+            flags += f" --gpus-per-node={count}"
         return f'srun {flags} --kill-on-bad-exit=1 "$python"'
-    torchrun = f'"$python" -m torch.distributed.run --nproc-per-node={count}'
+    if attempt["world_size"] == 1:
+        return '"$python"'
+    where = "--standalone"
     if hosts > 1:
         endpoint = '--rdzv-endpoint="$MASTER_ADDR:${MASTER_PORT:-29500}"'
-        return f'{torchrun} --nnodes={hosts} --rdzv-backend=c10d --rdzv-id="$run" {endpoint}'
-    return f"{torchrun} --standalone" if world > 1 else '"$python"'
+        where = f'--nnodes={hosts} --rdzv-backend=c10d --rdzv-id="$run" {endpoint}'
+    return f'"$python" -m torch.distributed.run --nproc-per-node={count} {where}'

@@ -81,12 +81,12 @@ def data(how: str, split: str) -> list[str]:
 
 
 CASES: list[tuple[list[str], int, list[str]]] = [
-    (model("tuple"), 1, ["logits a tuple of 2 (float32 (160, 10), None)", "WrongModel.forward (tests/"]),
+    (model("tuple"), 1, ["logits a tuple of 2 (float32 (160, 10), None)", "WrongModel.forward must return"]),
     (model("nothing"), 1, ["with the output: logits None", "not None"]),
     (model("mean"), 1, ["logits float32 (10,)", "must keep the first dimension"]),
     (model("scalar"), 1, ["logits float32 ()", "must keep the first dimension"]),
     (["--model.in_channels", "3"], 1, ["image float32 (160, 1, 8, 8)", "not fit the batch", "as model.in_channels"]),
-    (model("detached"), 1, ["the result of WrongModel.forward (tests/", ".detach()"]),
+    (model("detached"), 1, ["the result of WrongModel.forward or of", ".detach()"]),
     (model("in place"), 1, ["x = x + y; --debug shows"]),
     (data("tuple", "val"), 1, ["the batch: a list of 2 (float32", "a sample is a dict", "{type: Named, names: [image"]),
     (data("key", "val"), 1, ["image float32 (160, 1, 8, 8), target int64 (160,)", "the keys are listed above"]),
