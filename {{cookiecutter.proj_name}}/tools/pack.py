@@ -31,7 +31,7 @@ def pack(folder: Path, out: Path, samples_per_shard: int) -> list[Path]:
     if out.exists():
         raise UserError(f"{out} exists; remove it first, or choose another folder")
     classes = class_folders(folder, "tools.pack")
-    images, _ = sort_images(folder, classes, [0.0, 1.0])
+    images, _ = sort_images(folder, classes, (0.0, 1.0))
     if not images:
         raise UserError(f"there are no images below {folder}")
     names = {path: Path(path).relative_to(folder).as_posix() for path, _ in images}

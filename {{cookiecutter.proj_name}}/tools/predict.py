@@ -84,7 +84,7 @@ class Predictor:
             UserError: one does not exist, or there is none.
         """
         kind = self.trained.section()[1]["type"]
-        reader = DATASET_REGISTRY.get(sections_to_reader(self.trained.section()[1])[-1]["type"])
+        reader = DATASET_REGISTRY.get(kind)
         suffixes = getattr(reader, "suffixes", None)
         files: dict[str, None] = {}  # each once
         for path in map(Path, inputs):
@@ -225,18 +225,6 @@ class _Unreadable(str):
     """Why a sample cannot be read."""
 
 
-def sections_to_reader(section: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """Return the sections of datasets inside each other, from this one to the first whose class reads files."""
-    found = [section]
-    while not callable(getattr(DATASET_REGISTRY.get(found[-1]["type"]), "from_files", None)):
-        sets = found[-1].get("sets") or [None]
-        inner = found[-1].get("set") or sets[0]  # of several, the first
-        if not isinstance(inner, Mapping):
-            break
-        found.append(inner)
-    return found
-
-
 def build_files(section: Mapping[str, Any], mode: str, files: Sequence[Any]) -> Any:
     """Build a dataset of these files, without labels, prepared as the samples of a section are.
 
@@ -246,8 +234,6 @@ def build_files(section: Mapping[str, Any], mode: str, files: Sequence[Any]) -> 
     Raises:
         UserError: the class has no `from_files`.
     """
-    sections = sections_to_reader(section)
-    section = sections[-1]
     kind = DATASET_REGISTRY.get(section["type"])
     make = getattr(kind, "from_files", None)
     if not callable(make):
@@ -260,10 +246,7 @@ def build_files(section: Mapping[str, Any], mode: str, files: Sequence[Any]) -> 
         if parameter.default is not parameter.empty:
             arguments[name] = parameter.default
     given = {name: value for name, value in section.items() if name not in ("type", "transforms", *OWN)}
-    dataset = make(files, **arguments | fit_arguments(kind, given))
-    for each in reversed(sections):
-        dataset = apply_transforms(dataset, each, mode)
-    return dataset
+    return apply_transforms(make(files, **arguments | fit_arguments(kind, given)), section, mode)
 
 
 def _lines(file: str) -> Iterator[Line]:

@@ -1,16 +1,14 @@
 """Write configs/default.yaml and configs/schema.json from the config classes: python -m tools.schema
 
-If configs/default.yaml was edited by hand, it is left as it is.
+A configs/default.yaml with other contents is left as it is.
 Editors complete keys and underline mistakes by the schema.
 """
 
 import argparse
-import hashlib
 import json
 import sys
 import textwrap
 from collections.abc import Callable
-from itertools import dropwhile
 from typing import Any
 
 from pydantic import TypeAdapter
@@ -42,8 +40,7 @@ Rule = dict[str, Any]
 _HEADER = """Every key of the core with its default, as the config classes have it.
 Your own configs begin with "$BASE: default.yaml" and contain only the differences.
 """
-_CHECKSUM = "# Checksum of what was written, to notice edits: "
-_EDITED = """error: {} was edited by hand, so it is left as it is. Move your edits into a config of your own that
+_OTHER = """{} is not what the classes say, and left as it is: the edits may be yours. Move them into a config that
 begins with "$BASE: default.yaml", delete this one, and write it again: python -m tools.schema"""
 _PATHS = {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]}
 _BASE = {**_PATHS, "description": "file or files that this one is based on, relative to this file"}
@@ -54,24 +51,11 @@ _IMPORT_PATH = {"type": "string", "pattern": r"[.:]|\$\{"}  # or a reference to 
 
 def files() -> dict[str, str]:
     """Return the text of each generated file, by its path in the project."""
-    reference = commented_yaml(Config, Config(), _HEADER)
     return {
-        "configs/default.yaml": f"{reference}\n{_CHECKSUM}{_checksum(reference)}\n",
+        "configs/default.yaml": commented_yaml(Config, Config(), _HEADER),
         # The schema of evaluate.py has every key of training and two more.
         "configs/schema.json": json.dumps(json_schema(EvalConfig), indent=2) + "\n",
     }
-
-
-def is_edited(text: str) -> bool:
-    """Return whether a default.yaml was edited after it was written."""
-    reference, _, checksum = text.rpartition(f"\n{_CHECKSUM}")
-    return checksum.strip() != _checksum(reference)
-
-
-def _checksum(reference: str) -> str:
-    """Without the header, which names packages: renaming them is not an edit."""
-    body = dropwhile(lambda line: line.startswith("# "), reference.splitlines())
-    return hashlib.sha256("\n".join(body).encode()).hexdigest()[:16]
 
 
 def commented_yaml(schema: type, defaults: Any, header: str) -> str:
@@ -173,13 +157,13 @@ def _entry(registry: Registry, **own: Rule) -> Rule:
 
 
 def main(argv: list[str]) -> int:
-    """Write the files. Returns the exit code: 1 if an edited file was left as it is."""
+    """Write the files. Returns the exit code: 1 if an earlier default.yaml is left as it is."""
     argparse.ArgumentParser("python -m tools.schema", description=__doc__.partition(":")[0]).parse_args(argv)
     code = 0
     for name, text in files().items():
         path = PROJECT / name
-        if name.endswith(".yaml") and path.exists() and is_edited(path.read_text()):
-            print(_EDITED.format(name), file=sys.stderr)
+        if name.endswith(".yaml") and path.exists() and path.read_text() != text:
+            print(_OTHER.format(name), file=sys.stderr)
             code = 1
         else:
             path.write_text(text)

@@ -7,6 +7,7 @@ from typing import Any, BinaryIO, Literal
 import numpy as np
 import torch
 from PIL import Image, ImageOps, UnidentifiedImageError
+from pydantic import PositiveInt
 from torch import Tensor
 from typing_extensions import Self
 
@@ -46,18 +47,18 @@ class ImageFiles:
         data_dir: Path,
         mode: str,
         folder: str = ".",
-        size: list[int] | None = [32, 32],  # noqa: B006 - never changed; --list shows it as the default
+        size: tuple[PositiveInt, PositiveInt] | None = (32, 32),
         channels: Literal[1, 3, 4] = 3,
     ) -> None:
         root = data_dir / folder
         self.files: Sequence[Any] = [path for path in files_below(root) if path.suffix.lower() in self.suffixes]
-        self.size = size
+        self.size: Sequence[int] | None = size
         self.channels = channels
         if not self.files:
             raise UserError(f"dataset.{mode}: there are no images below {root}")
 
     @classmethod
-    def from_files(cls, files: Sequence[Any], size: list[int] | None, channels: Literal[1, 3, 4], **_: Any) -> Self:
+    def from_files(cls, files: Sequence[Any], size: Sequence[int] | None, channels: Literal[1, 3, 4], **_: Any) -> Self:
         """Return a dataset of these files; each is a path, or an open file in binary mode.
 
         Other arguments are ignored.
@@ -84,7 +85,7 @@ class ImageFiles:
         return {"image": image.contiguous(), "name": Path(name).name}
 
 
-def read_image(source: str | Path | BinaryIO, size: list[int] | None, channels: int) -> Tensor:
+def read_image(source: str | Path | BinaryIO, size: Sequence[int] | None, channels: int) -> Tensor:
     """Read the image in a file as (C, H, W), float in 0..1; `size`: resized to (height, width).
 
     Raises one of UNREADABLE.

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
+from pydantic import PositiveInt
 
 from common.base.errors import UserError
 from common.config.registry import DATASET_REGISTRY
@@ -39,17 +40,15 @@ class ImageFolderDataset:
         data_dir: Path,
         mode: str,
         folder: str,
-        size: list[int] = [32, 32],  # noqa: B006 - never changed; --list shows it as the default
+        size: tuple[PositiveInt, PositiveInt] = (32, 32),
         channels: Literal[1, 3, 4] = 3,
-        part: list[float] = [0.0, 1.0],  # noqa: B006
+        part: tuple[float, float] = (0.0, 1.0),
         flip: bool = False,
     ) -> None:
         self.root = Path(data_dir) / folder
         if not self.root.is_dir():
             raise UserError(f"dataset.{mode}.folder: there is no folder {self.root}")
-        if len(size) != 2 or min(size) < 1:
-            raise UserError(f"dataset.{mode}.size: {size} must be [height, width] in pixels")
-        if len(part) != 2 or not 0 <= part[0] < part[1] <= 1:
+        if not 0 <= part[0] < part[1] <= 1:
             raise UserError(f"dataset.{mode}.part: {part} must be [from, to] with 0 <= from < to <= 1")
         self.size = size
         self.channels = channels
@@ -97,7 +96,7 @@ def class_folders(root: Path, where: str) -> tuple[str, ...]:
 
 
 def sort_images(
-    root: Path, classes: Sequence[str], part: list[float]
+    root: Path, classes: Sequence[str], part: tuple[float, float]
 ) -> tuple[list[tuple[str, int]], dict[str, Counter[str]]]:
     """List the images below the folders of the classes whose hash is within `part`, as (path, number of the class).
 

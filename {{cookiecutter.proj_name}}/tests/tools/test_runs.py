@@ -113,7 +113,7 @@ def test_different_losses_are_not_compared(runs: Runs, capsys: pytest.CaptureFix
 def test_mistakes_have_one_clear_sentence(experiments: Path) -> None:
     with pytest.raises(UserError, match=r"there are no runs in .*notes: a run is a folder with"):
         tool.main([str(experiments / "notes")])
-    with pytest.raises(UserError, match=r"there is no folder .*ntoes"):
+    with pytest.raises(UserError, match=r"there are no runs in .*ntoes"):
         tool.main([str(experiments / "ntoes")])
 
 

@@ -13,9 +13,8 @@ from typing import Any
 from common.base.errors import UserError
 from common.base.text import number
 from common.config.problem import ABSENT, join_names, shown_path
-from common.config.source import read_file
-from common.run.paths import PROJECT, RunPaths
-from tools.runs.read import RunFiles, leaves, read_run
+from common.run.paths import RunPaths
+from tools.runs.read import RunFiles, read_run
 
 # Keys that are different in every run, or say nothing about it.
 _NOT_COMPARED = re.compile(r"name|resume|allow_changes|dir\..*")
@@ -26,8 +25,6 @@ _RANKED = "Only runs with the same best.metric, computed alike on the same valid
 
 def find_runs(folder: Path) -> list[RunFiles]:
     """Find the run in a folder, or the runs anywhere below it, in the order of their paths. Raises `UserError`."""
-    if not folder.is_dir():
-        raise UserError(f"there is no folder {folder}")
     paths = RunPaths(folder)
     found = set()
     for file in (paths.record_file, paths.status_file, paths.metrics_file):
@@ -134,18 +131,11 @@ def conclusion(ranked: list[list[RunFiles]]) -> list[str]:
 
 
 def differing(runs: Sequence[RunFiles]) -> list[str]:
-    """Return the keys whose values differ among the runs, in the order of the config.
-
-    A run that lacks a key, since its model has other arguments or its code was older, counts as equal to runs that have
-    the default.
-    """
-    usual: dict[str, Any] = {}
-    with suppress(OSError, UserError):
-        usual = leaves(read_file(PROJECT / "configs" / "default.yaml"))
+    """Return the keys whose values differ among the runs, in the order of the config."""
     readable = [run.config for run in runs if run.config]
     found = []
     for key in dict.fromkeys(key for config in readable for key in config):
-        values = [config.get(key, usual.get(key, ABSENT)) for config in readable]
+        values = [config.get(key, ABSENT) for config in readable]
         if not _NOT_COMPARED.fullmatch(key) and any(value != values[0] for value in values):
             found.append(key)
     return found

@@ -35,20 +35,25 @@ def main(argv: list[str]) -> int:
     """Prepare one job, or an array of jobs. Returns the exit code."""
     setup_log()
     options, words = read_options(argv)
-    if count := option_value(words, "--dist.processes"):
+    count = option_value(words, "--dist.processes")
+    if count:
         raise UserError(f"--dist.processes {count}: under Slurm, srun starts the processes; use --slurm.tasks {count}")
-    if options.array is None:
-        resolved: dict[int | None, Resolved[Config]] = {None: resolve(words)}
-    else:
-        tasks = array_tasks(options.array)
-        resolved = {task: resolve([word.replace("%a", str(task)) for word in words]) for task in tasks}
-    folder, gpu_ids = common_folder(resolved), next(iter(resolved.values())).config.gpu_ids
+    tasks: list[int | None] = [None]
+    if options.array is not None:
+        tasks = [*array_tasks(options.array)]
+    resolved = [resolve([word.replace("%a", str(task)) for word in words]) for task in tasks]
+    folder = common_folder(resolved)
     jobs = folder.root.parent / ".jobs" / folder.name
+    gpu_ids = resolved[0].config.gpu_ids
     gpus = gpus_per_node(gpu_ids, options.gpus, typed=option_value(words, "--gpu_ids") is not None)
-    names: dict[str, str] = json.loads(options.names.read_text()) if options.names else {}
+    names: dict[str, str] = {}
+    if options.names:
+        names = json.loads(options.names.read_text())
     values = {}
-    for task, result in resolved.items():
-        run = folder if task is None else RunPaths(folder.root / names.get(str(task), f"task_{task}"))
+    for task, result in zip(tasks, resolved, strict=True):
+        run = folder
+        if task is not None:
+            run = RunPaths(folder.root / names.get(str(task), f"task_{task}"))
         values[task] = freeze_config(result.values, run, gpus)
     job = unused_path(jobs / f"{datetime.now():%Y%m%d-%H%M%S}")
     if not options.dry_run:
@@ -65,7 +70,7 @@ def read_options(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
     parser.add_argument("--array", metavar="TASKS", help="one run for each of these numbers, in sbatch's notation")
     parser.add_argument("--gpus", type=int, metavar="N", help="GPUs per node; default: as many as the config's gpu_ids")
     parser.add_argument("--names", type=Path, metavar="FILE", help="names of the array's runs: {number: name}, as JSON")
-    cut = argv.index("--") if "--" in argv else len(argv)
+    cut = argv.index("--")
     return parser.parse_args(argv[:cut]), argv[cut + 1 :]
 
 
@@ -74,12 +79,12 @@ def resolve(words: Sequence[str]) -> Resolved[Config]:
     return train_config(words, prog="slurm.sh", default=PROJECT / "configs" / "default.yaml")
 
 
-def common_folder(resolved: dict[int | None, Resolved[Config]]) -> RunPaths:
+def common_folder(resolved: Sequence[Resolved[Config]]) -> RunPaths:
     """Return the folder of the run, or of the whole array. Raises `UserError` if the tasks of an array have several."""
-    roots = {RunPaths.for_run(result.config.dir, result.config.name, PROJECT).root for result in resolved.values()}
-    if len(roots) > 1:
+    folders = [RunPaths.for_run(each.config.dir, each.config.name, PROJECT) for each in resolved]
+    if any(folder.root != folders[0].root for folder in folders):
         raise UserError("--slurm.array: the tasks share one folder; leave %a out of --name and --dir.runs_dir")
-    return RunPaths(roots.pop())
+    return folders[0]
 
 
 def array_tasks(text: str) -> list[int]:
@@ -93,7 +98,8 @@ def array_tasks(text: str) -> list[int]:
         match = _TASK.fullmatch(part.strip())
         if match is None or int(match[2] or match[1]) < int(match[1]):
             raise UserError(f"--slurm.array: {text!r} is not a list of tasks; write 0-4, 1,3,5 or 0-99%4 (4 at a time)")
-        numbers.update(range(int(match[1]), int(match[2] or match[1]) + 1, int(match[3] or 1)))
+        first, last, step = match.groups()
+        numbers.update(range(int(first), int(last or first) + 1, int(step or 1)))
     return sorted(numbers)
 
 
@@ -112,11 +118,16 @@ def gpus_per_node(gpu_ids: GpuIds, asked: int | None, typed: bool) -> int:
                 f"gpu_ids: {gpu_ids} does not say how many GPUs to ask Slurm for; add --slurm.gpus N, for each node"
             )
         return asked
-    wanted = gpu_ids if isinstance(gpu_ids, list) else [gpu_ids]
-    count = 0 if wanted == [-1] else len(wanted)
-    if typed and asked not in (None, count):
+    count = 1
+    if isinstance(gpu_ids, list):
+        count = len(gpu_ids)
+    if gpu_ids in (-1, [-1]):
+        count = 0
+    if asked is None:
+        return count
+    if typed and asked != count:
         raise UserError(f"--gpu_ids has {count} GPU(s) per node, but --slurm.gpus is {asked}; leave one of them out")
-    return count if asked is None else asked
+    return asked
 
 
 def freeze_config(values: Mapping[str, Any], run: RunPaths, gpus: int) -> dict[str, Any]:
@@ -128,19 +139,24 @@ def freeze_config(values: Mapping[str, Any], run: RunPaths, gpus: int) -> dict[s
         UserError: a new run would start from weights of the run whose folder it takes.
     """
     init_path = weights_path(values["init_from"]["path"], PROJECT)
+    gpu_ids: int | list[int] = -1
+    if gpus:
+        gpu_ids = list(range(gpus))
     if values["progress"]["start_epoch"] == 0 or not run.contains(values["resume"]):
         refuse_sources_in_moved_run({"resume": values["resume"], "init_from.path": init_path}, run)
     eval_dir = values["dir"]["eval_dir"]
+    if eval_dir is not None:
+        eval_dir = str(PROJECT / without_tilde(eval_dir, "dir.eval_dir"))
     return {
         **values,
         "name": run.name,
         "dir": {
             "runs_dir": str(run.root.parent),
             "data_dir": str(data_dir(DirConfig(**values["dir"]), PROJECT)),
-            "eval_dir": None if eval_dir is None else str(PROJECT / without_tilde(eval_dir, "dir.eval_dir")),
+            "eval_dir": eval_dir,
         },
         "init_from": {**values["init_from"], "path": init_path},
-        "gpu_ids": list(range(gpus)) if gpus else -1,
+        "gpu_ids": gpu_ids,
         "dist": {**values["dist"], "processes": None, "launcher": "auto"},  # srun starts them
     }
 
@@ -160,10 +176,11 @@ def prepare(job: Path, configs: Mapping[int | None, Mapping[str, Any]], folder: 
         folder.root.parent.mkdir(exist_ok=True)
         snapshot(PROJECT, job / "code", [folder.root.parent, data, PROJECT / "experiments", PROJECT / "data"])
         for task, values in configs.items():
-            file = job / ("config.yaml" if task is None else f"config_{task}.yaml")
+            name = "config.yaml"
             if task is not None:
+                name = f"config_{task}.yaml"
                 write_text(job / f"run_{task}", f"{values['dir']['runs_dir']}/{values['name']}")
-            write_text(file, f"# Frozen when the run {folder.name!r} was submitted.\n{dump(dict(values))}")
+            write_text(job / name, f"# Frozen when the run {folder.name!r} was submitted.\n{dump(dict(values))}")
     except OSError as error:
         shutil.rmtree(job, ignore_errors=True)
         raise UserError(f"{job} cannot be written: {error}; choose another place with --dir.runs_dir") from error
