@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+DTYPES = {torch.float16, torch.bfloat16, torch.float32, torch.float64}
 
 
 def check_tensors(operator: str, *tensors: Tensor) -> tuple[Tensor, ...]:
@@ -23,15 +23,14 @@ def check_tensors(operator: str, *tensors: Tensor) -> tuple[Tensor, ...]:
         for tensor in tensors:
             widest = torch.promote_types(widest, tensor.dtype)
         tensors = tuple(tensor.to(widest) for tensor in tensors)
-    dtypes = [tensor.dtype for tensor in tensors]
-    devices = [tensor.device for tensor in tensors]
-    if dtypes[0] not in DTYPES or len(set(dtypes)) > 1:
-        what = "a floating-point tensor"
-        if len(tensors) > 1:
-            what = "tensors of one floating-point dtype"
-        raise ValueError(f"{operator} takes {what}, not {' and '.join(map(str, dtypes))}; use .to() or .float()")
-    if len(set(devices)) > 1:
-        raise ValueError(f"{operator} takes tensors on one device, not {' and '.join(map(str, devices))}")
+    dtypes = {tensor.dtype for tensor in tensors}
+    devices = {tensor.device for tensor in tensors}
+    if len(dtypes) > 1 or not dtypes <= DTYPES:
+        given = " and ".join(str(tensor.dtype) for tensor in tensors)
+        raise ValueError(f"{operator} takes tensors of one floating-point dtype, not {given}; use .to() or .float()")
+    if len(devices) > 1:
+        given = " and ".join(str(tensor.device) for tensor in tensors)
+        raise ValueError(f"{operator} takes tensors on one device, not {given}")
     return tensors
 
 

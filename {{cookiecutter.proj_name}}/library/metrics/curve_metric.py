@@ -1,12 +1,8 @@
 """Areas under curves over all thresholds. Both metrics rank the samples, so they keep all of them."""
 
 import math
-from abc import abstractmethod
-from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from torch import Tensor
 
 from common.config.registry import METRIC_REGISTRY, needs
@@ -19,13 +15,13 @@ class CurveMetric(GatheredMetric):
     """Area under a curve of each class against the others, mean over classes, 0..1.
 
     Classes without samples, or with all samples, are ignored. NaN if none remains, or a probability is not finite.
+
+    Attributes:
+        function: of sklearn.metrics, which computes the area.
     """
 
     higher_is_better = True
-
-    @abstractmethod
-    def area(self, inside: NDArray[Any], scores: NDArray[Any]) -> float:
-        """Compute the area. `inside`: whether each sample is of the class, (N,); `scores`: its probability, (N,)."""
+    function: str
 
     def results(self, output: dict[str, Tensor], batch: dict[str, Tensor]) -> Results:
         """Reads `probabilities` (B, classes) and `label` (B,). Labels that are no class, such as -100, are left out."""
@@ -33,8 +29,18 @@ class CurveMetric(GatheredMetric):
         return {"probabilities": output["probabilities"][labels >= 0], "label": labels[labels >= 0]}
 
     def compute(self, results: Results) -> float:
-        areas = [self.area(inside, scores) for inside, scores in _classes(results)]
-        return math.fsum(areas) / len(areas) if areas else math.nan
+        from sklearn import metrics
+
+        probabilities = results["probabilities"].double().numpy()
+        label = results["label"].numpy()
+        areas = []
+        for number, scores in enumerate(probabilities.T):
+            inside = label == number
+            if 0 < inside.sum() < len(label) and np.isfinite(probabilities).all():
+                areas.append(float(getattr(metrics, self.function)(inside, scores)))
+        if not areas:
+            return math.nan
+        return math.fsum(areas) / len(areas)
 
 
 @METRIC_REGISTRY.register()
@@ -45,10 +51,7 @@ class AreaUnderCurve(CurveMetric):
     higher probability; ties count half (Hanley and McNeil 1982). Classes with all samples, or none, are ignored.
     """
 
-    def area(self, inside: NDArray[Any], scores: NDArray[Any]) -> float:
-        from sklearn.metrics import roc_auc_score
-
-        return float(roc_auc_score(inside, scores))
+    function = "roc_auc_score"
 
 
 @METRIC_REGISTRY.register()
@@ -60,19 +63,4 @@ class MeanAveragePrecision(CurveMetric):
     threshold. Classes with all samples, or none, are ignored.
     """
 
-    def area(self, inside: NDArray[Any], scores: NDArray[Any]) -> float:
-        from sklearn.metrics import average_precision_score
-
-        return float(average_precision_score(inside, scores))
-
-
-def _classes(results: Results) -> Iterator[tuple[NDArray[Any], NDArray[Any]]]:
-    """Yield, for every class that counts: whether a sample is of the class, and the sample's probability."""
-    probabilities = results["probabilities"].double().numpy()
-    label = results["label"].numpy()
-    if not np.isfinite(probabilities).all():
-        return
-    for number, scores in enumerate(probabilities.T):
-        inside = label == number
-        if 0 < inside.sum() < len(label):
-            yield inside, scores
+    function = "average_precision_score"

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 
 from loguru import logger
 
@@ -20,30 +19,25 @@ from parts.pictures.gallery import Gallery
 def around(run: RunContext, trainer: Trainer) -> Iterator[None]:
     """Draw samples of training steps: of the first after a start, every so often, and of the last."""
     gallery = trainer.evaluator.gallery
-    if isinstance(gallery, Gallery):
-        every = Interval.parse(gallery.config.every, "step")
-        if type(trainer.task).pictures is Task.pictures:
-            if gallery.config != PicturesConfig():
-                logger.info("pictures: none, since {} draws none: see Task.pictures", type(trainer.task).__name__)
-        elif every:
-            trainer.monitor.after_step.append(Draw(trainer, gallery, every))
+    if not isinstance(gallery, Gallery):
+        yield
+        return
+    every = Interval.parse(gallery.config.every, "step")
+    last: Position | None = None  # the position at the last look
+
+    def after_step() -> None:
+        nonlocal last
+        at = trainer.at
+        if last is None or every.is_due(last, at) or trainer.triggers.is_over(at):
+            draw_training(trainer, gallery)
+        last = at
+
+    if type(trainer.task).pictures is Task.pictures:
+        if gallery.config != PicturesConfig():
+            logger.info("pictures: none, since {} draws none: see Task.pictures", type(trainer.task).__name__)
+    elif every:
+        trainer.monitor.after_step.append(after_step)
     yield
-
-
-@dataclass
-class Draw:
-    """Draws samples after a step for which it is due. `last`: the position at the last look."""
-
-    trainer: Trainer
-    gallery: Gallery
-    every: Interval
-    last: Position | None = None
-
-    def __call__(self) -> None:
-        at = self.trainer.at
-        if self.last is None or self.every.is_due(self.last, at) or self.trainer.triggers.is_over(at):
-            draw_training(self.trainer, self.gallery)
-        self.last = at
 
 
 def draw_training(trainer: Trainer, gallery: Gallery) -> None:

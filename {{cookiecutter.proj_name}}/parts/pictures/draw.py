@@ -14,7 +14,6 @@ from common.monitor.result import Picture
 Pixels = NDArray[np.uint8]
 
 _COLOURS = {True: (46, 160, 67), False: (218, 54, 51), None: (110, 118, 129)}
-_PAPER, _INK = (255, 255, 255), (31, 35, 40)
 _FRAME, _PAD, _FONT_SIZE = 4, 5, 16  # pixels
 _SMALLEST = 112  # pixels: a smaller image is enlarged until its shorter side has that many
 
@@ -40,11 +39,11 @@ def to_rgb(image: ArrayLike) -> Pixels:
 
 def draw(picture: Picture) -> Pixels:
     """Draw the image enlarged, in a green (`ok`), red (not `ok`) or grey (None) frame, with the text below it."""
-    pixels = to_rgb(picture.image)
-    scale = max(1, math.ceil(_SMALLEST / min(pixels.shape[:2])))
+    image = Image.fromarray(to_rgb(picture.image))
+    scale = max(1, math.ceil(_SMALLEST / min(image.size)))
     colour = _COLOURS[picture.ok]
     # Nearest neighbour: a pixel of the data stays one square.
-    body = ImageOps.scale(Image.fromarray(pixels), scale, Image.Resampling.NEAREST)
+    body = ImageOps.scale(image, scale, Image.Resampling.NEAREST)
     body = ImageOps.expand(body, _FRAME, fill=colour)
     text = picture.text.encode("ascii", "replace").decode()  # the letters of the font
     font = ImageFont.load_default(_FONT_SIZE)
@@ -52,11 +51,10 @@ def draw(picture: Picture) -> Pixels:
     below = 0
     if text:  # full line height whatever the letters, so that images of one size give pictures of one height
         below = (text.count("\n") + 1) * round(_FONT_SIZE * 1.4) + 2 * _PAD
-    canvas = Image.new("RGB", (max(body.width, math.ceil(right - left) + 2 * _PAD), body.height + below), _PAPER)
+    canvas = Image.new("RGB", (max(body.width, math.ceil(right - left) + 2 * _PAD), body.height + below), "white")
     canvas.paste(body, ((canvas.width - body.width) // 2, 0))
     at = (canvas.width / 2, body.height + _PAD)
-    ink = _INK if picture.ok is None else colour
-    ImageDraw.Draw(canvas).multiline_text(at, text, fill=ink, font=font, anchor="ma", align="center")
+    ImageDraw.Draw(canvas).multiline_text(at, text, fill=colour, font=font, anchor="ma", align="center")
     return np.asarray(canvas)
 
 
