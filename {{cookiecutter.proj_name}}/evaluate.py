@@ -1,8 +1,6 @@
 """Evaluate a checkpoint: python evaluate.py --model_pt experiments/<name>/checkpoints/best.pt [--key value ...]"""
 
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))  # python -P and PYTHONSAFEPATH leave it out
@@ -20,14 +18,11 @@ from common.config.problem import shown_path as shown
 from common.distributed import Rank
 from common.distributed.devices import set_up_process
 from common.evaluator import Evaluator, build_gallery
-from common.failure.hub import print_failure
 from common.failure.program import distributed_run, exit_process, report_errors
-from common.failure.report import Failure, describe
 from common.monitor.log import logger, setup_log
 from common.monitor.result import SetResult
 from common.monitor.writer import drop_duplicate_loss
 from common.run.paths import PROJECT, DirConfig, RunPaths
-from common.run_context import keep_error
 from cli.command_line import parse
 from cli.program import EvalConfig, drop_stored_launch_options, explained, stored_config
 from cli.trained import load_task
@@ -45,27 +40,6 @@ def eval_dir(config: DirConfig, checkpoint: Path, split: str, project: Path) -> 
     return RunPaths.of_checkpoint(checkpoint).eval / name
 
 
-@contextmanager
-def error_files(rank: Rank, folder: Path) -> Iterator[None]:
-    """Write the traceback of an error raised in the block to `error_rank<k>.txt` in `folder`."""
-    paths = RunPaths(folder)
-
-    def record_failure(failure: Failure, to_terminal: bool) -> None:
-        if failure.trace and failure.rank == rank.rank:
-            with suppress(OSError):
-                folder.mkdir(parents=True, exist_ok=True)
-            keep_error(failure, paths)
-        print_failure(failure, to_terminal, paths.error_file(failure.rank))
-
-    rank.failure_monitor.sink = record_failure
-    try:
-        yield
-    except (Exception, KeyboardInterrupt) as error:
-        if rank.is_single_process:
-            record_failure(describe(error, rank), False)  # not to the terminal: `report_errors` prints it
-        raise
-
-
 def main(argv: list[str]) -> int:
     """Evaluate one checkpoint on a split: tables, metrics.json and pictures. Returns the exit code."""
     setup_log()
@@ -80,7 +54,7 @@ def main(argv: list[str]) -> int:
         raise UserError(_NO_CHECKPOINT)
     path = best_in(without_tilde(config.model_pt, "model_pt"))
     folder = eval_dir(config.dir, path, config.split, PROJECT)
-    with distributed_run(rank, config.dist, resolved.values) as rank, error_files(rank, folder), explained():
+    with distributed_run(rank, config.dist, resolved.values) as rank, explained():
         if rank.is_main:
             for text in resolved.warnings:
                 logger.warning("{}", text)

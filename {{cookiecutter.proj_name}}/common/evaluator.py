@@ -192,8 +192,6 @@ class Evaluator:
     def write(self, folder: Path, result: SplitResult, **about: Any) -> None:
         """Write `metrics.json` (full precision), and the pictures."""
         folder.mkdir(parents=True, exist_ok=True)
-        for file in folder.glob("error_rank*.txt"):  # of an earlier attempt
-            file.unlink(missing_ok=True)
         record = {**about, "samples": result.samples, "values": result.values}
         text = json.dumps(plain(record), indent=2, allow_nan=False)
         write_text(folder / "metrics.json", text + "\n")

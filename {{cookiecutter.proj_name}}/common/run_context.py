@@ -10,7 +10,7 @@ from typing import Any
 from loguru import logger
 
 from common.base.errors import UserError
-from common.base.files import Appender, unused_path, write_text
+from common.base.files import Appender, unused_path
 from common.checkpoint.folder import CheckpointFolder, LoadedCheckpoint, find_checkpoint
 from common.checkpoint.weights import weights_path
 from common.config import Resolved
@@ -35,7 +35,7 @@ def managed_run(
     config: RunConfig, resolved: Resolved[Any], argv: Sequence[str], project: Path
 ) -> Iterator["RunContext"]:
     """Join the other processes, and leave with them. An error inside ends all of them and is reported on the terminal,
-    in the log, in `status.json`, in `error_rank<k>.txt`, and by the exit code.
+    in the log, in `status.json`, and by the exit code.
 
     Args:
         resolved: the whole config, of this project, as plain values.
@@ -214,16 +214,11 @@ class RunContext:
         if self.rank.is_single_process and (isinstance(error, SystemExit) or not self._is_open):
             return
         failure = describe(error, self.rank)
-        failure_monitor = self.rank.failure_monitor
-        if self._is_open and not (failure.may_follow or failure_monitor.is_over):
-            keep_error(failure, self.paths)  # even if another rank failed first
-        failure_monitor.fail(failure)  # if there are other processes, ends this one
+        self.rank.failure_monitor.fail(failure)  # if there are other processes, ends this one
         raise SystemExit(failure.code) from None
 
     def record_failure(self, failure: Failure, to_terminal: bool) -> None:
         """Show the failure that ends the run, of this or another process, and record it in the run's files."""
-        if failure.rank == self.rank.rank:
-            keep_error(failure, self.paths)
         self.monitor.fail(failure.reason)
         is_trained = self.monitor.step != self.monitor.start
         if self.folder is not None and not is_trained and not failure.trace:
@@ -233,7 +228,7 @@ class RunContext:
         # A rank above 0 logs errors to the terminal too; a warning avoids that if rank 0 has printed it already.
         if not to_terminal:
             level = "WARNING"
-        text = failure.text(self.paths.error_file(failure.rank))
+        text = failure.text()
         if is_trained and failure.code != EXIT_INTERRUPTED:  # its summary has said it
             again = self.paths.resume_command(self.argv[0])
             if again:
@@ -246,9 +241,3 @@ class RunContext:
                 write_status(self.paths, "failed", step=self.monitor.step, reason=failure.reason)
         if not self.rank.is_single_process:  # this process ends without returning from `managed_run`
             self.close()
-
-
-def keep_error(failure: Failure, paths: RunPaths) -> None:
-    """Write the full report of a failure to the `error_rank<k>.txt` of the process that failed."""
-    with suppress(OSError):  # for example a full disk; the terminal still shows it
-        write_text(paths.error_file(failure.rank), f"{now()}\n{failure.text()}\n")

@@ -64,11 +64,11 @@ def test_exception_in_forward(runs: Runs) -> None:
     assert re.search(r"at +tests/small.py:\d+, in go_wrong", block)
     # Two calls are for nothing, so the fifth is in the third step. Its samples, of the 16 that rank 1 has.
     assert re.search(r"during +training step 3, epoch 1, of train samples (\d+, ){8}\.\.\. \(16 in all\)\n", block)
-    assert re.search(r"process +rank 1 of 2, process \d+ on ", block) and "error_rank1.txt" in block
+    assert re.search(r"process +rank 1 of 2, process \d+ on ", block)
     assert "Traceback" in ended.texts[0] and "Traceback" not in ended.texts[1]  # shown once
-    for file in ("train.log", "train.rank1.log", "error_rank1.txt"):
+    for file in ("train.log", "train.rank1.log"):
         assert "a mistake in the model" in (folder / file).read_text()
-    assert not (folder / "error_rank0.txt").exists()
+    assert "Traceback" in (folder / "train.log").read_text()
     status = json.loads((folder / "status.json").read_text())
     assert status["state"] == "failed"
     assert status["reason"].startswith("rank 1: RuntimeError: a mistake in the model (training step 3, epoch 1, of")
@@ -186,7 +186,7 @@ def test_a_terminal_without_a_reader(runs: Runs) -> None:
     ended = start_ranks(runs.root, 3, words, setup=stop_reading)
     assert ended.codes == [1, 1, 1]
     assert max(ended.seconds) - min(ended.seconds) < 10
-    assert "rank 1 is wrong" in (runs.root / "run" / "error_rank1.txt").read_text()
+    assert "rank 1 is wrong" in (runs.root / "run" / "train.log").read_text()
 
 
 @pytest.mark.slow
@@ -444,7 +444,7 @@ def test_a_rank_that_does_not_come(runs: Runs, rank: str) -> None:
     assert f"rank {rank} failed" in block and "did not come to an exchange in which other processes waited" in block
     assert re.search(r"at +tests/small.py:\d+, in go_wrong:  time.sleep", block)
     assert re.search(r"during +rank [012] waited in vain: .*[Tt]imed out", block)
-    assert "time.sleep(1000)" in (runs.root / "run" / f"error_rank{rank}.txt").read_text()
+    assert "time.sleep(1000)" in (runs.root / "run" / "train.log").read_text()
 
 
 @pytest.mark.slow
@@ -471,7 +471,7 @@ def test_one_process(runs: Runs, capsys: pytest.CaptureFixture[str], monkeypatch
     assert runs.fail(*SMALL) == 1
     block = last_block(capsys.readouterr().err)
     assert "==== failed" in block and "training step 5" in block and "rank 0" not in block
-    assert "Traceback" in (runs.root / "run" / "error_rank0.txt").read_text()
+    assert "Traceback" in (runs.root / "run" / "train.log").read_text()
 
 
 def test_a_model_that_does_not_fit_its_data(runs: Runs, capsys: pytest.CaptureFixture[str]) -> None:

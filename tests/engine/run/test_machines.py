@@ -56,7 +56,6 @@ def test_an_evaluation_is_written_before_it_is_printed(trained: Path, tmp_path: 
     done = shell(f'"{sys.executable}" evaluate.py "$@" {output}; exit ${{PIPESTATUS[0]}}', *words)
     assert done.returncode == 1
     assert "loss" in (tmp_path / "eval" / "metrics.json").read_text()
-    assert not (tmp_path / "eval" / "error_rank0.txt").exists()
 
 
 def test_a_user_without_a_home(monkeypatch: pytest.MonkeyPatch) -> None:

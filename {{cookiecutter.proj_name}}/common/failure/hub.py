@@ -16,7 +16,6 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from multiprocessing.connection import Client, Connection, wait
-from pathlib import Path
 from typing import NoReturn
 
 from loguru import logger
@@ -56,11 +55,11 @@ FailureSink = Callable[[Failure, bool], None]
 """Shows a failure: in this process' log and, if the second argument says so, on the terminal."""
 
 
-def print_failure(failure: Failure, to_terminal: bool, details: Path | None = None) -> None:
-    """Print a failure; the sink before there is a log. `details`: the file with the traceback."""
+def print_failure(failure: Failure, to_terminal: bool) -> None:
+    """Print a failure; the sink where there is no log."""
     if not to_terminal:
         return
-    text = failure.text(details)
+    text = failure.text()
     if not failure.is_boxed:
         text = f"error: {text}"
     print(text, file=sys.stderr)
@@ -72,11 +71,6 @@ class FailureMonitor:
     def __init__(self) -> None:
         self.sink: FailureSink = print_failure
         self._first: Failure | None = None  # of the whole run, as far as this process knows
-
-    @property
-    def is_over(self) -> bool:
-        """Whether the run has failed: later errors do not matter."""
-        return self._first is not None
 
     def fail(self, failure: Failure) -> None:
         """Show the first failure of the run. With several processes, this also ends the calling one."""
@@ -108,7 +102,7 @@ class _ConnectedMonitor(FailureMonitor):
     def fail(self, failure: Failure) -> None:
         _send(self._connection, failure)
         time.sleep(_ANSWER_WITHIN_S)  # the answer ends this process
-        if not self.is_over:
+        if self._first is None:
             self._end(failure, to_terminal=True)
         time.sleep(_END_AT_LATEST_S)
 

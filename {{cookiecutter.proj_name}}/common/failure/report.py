@@ -125,8 +125,8 @@ class Failure:
         """Whether the message is shown in a box with details, rather than by itself."""
         return self.code not in (EXIT_USER_ERROR, EXIT_INTERRUPTED)
 
-    def text(self, details: Path | None = None) -> str:
-        """Everything: the traceback, then the summary, to be read first, in a box. `details`: the file with it."""
+    def text(self) -> str:
+        """Everything: the traceback, then the summary, to be read first, in a box."""
         if not self.is_boxed:
             if self.world_size == 1:
                 return self.title
@@ -134,8 +134,6 @@ class Failure:
         rows = [("at", self.source)]
         rows += [("during", note) for note in self.during]
         rows += [("process", self.process), ("hint", self.hint)]
-        if self.trace:
-            rows.append(("details", str(details or "")))
         head = " failed "
         if self.world_size > 1:
             head = f" rank {self.rank} failed "

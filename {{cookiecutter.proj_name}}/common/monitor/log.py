@@ -42,6 +42,13 @@ def setup_log(
     if rank:
         shown = "ERROR"
         sender = f"rank {rank}: "
+    # Before the terminal, which may be unread.
+    write: Callable[[Any], None] = _early.append
+    if file is not None:
+        file.write("".join(_early))
+        write = file.write
+    _early.clear()
+    logger.add(write, level=level, format=_FILE, **options)
     logger.add(
         _to_console,
         level=shown,
@@ -49,12 +56,6 @@ def setup_log(
         colorize=sys.stderr.isatty() and "NO_COLOR" not in os.environ,
         **options,
     )
-    write: Callable[[Any], None] = _early.append
-    if file is not None:
-        file.write("".join(_early))
-        write = file.write
-    _early.clear()
-    logger.add(write, level=level, format=_FILE, **options)
     logging.basicConfig(handlers=[_ToLoguru()], force=True)
     # At DEBUG libraries log a great deal (Pillow: a line for each block of a PNG).
     logging.getLogger().setLevel(max(number, logging.INFO))

@@ -73,8 +73,6 @@ def open_run(
             _move_away(folder)
         folder.root.mkdir(exist_ok=True)
         lock = FolderLock.take(folder.lock_file)
-        for file in folder.root.glob("error_rank*.txt"):  # of an earlier attempt
-            file.unlink(missing_ok=True)
         before = {}
         for file in (folder.record_file, folder.status_file):
             if resume and file.is_file():

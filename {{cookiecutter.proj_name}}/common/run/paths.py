@@ -98,7 +98,3 @@ class RunPaths:
         if rank == 0:
             return self.root / "train.log"
         return self.root / f"train.rank{rank}.log"
-
-    def error_file(self, rank: int) -> Path:
-        """Return the traceback of the error that ended this rank, if one did."""
-        return self.root / f"error_rank{rank}.txt"
