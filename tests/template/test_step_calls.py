@@ -11,7 +11,7 @@ from support import TEMPLATE
 # Six more than the 40 of before: what is due is calculated in each step; a gradient that is not finite is found in its
 # own step; a batch whose samples do not fit together is explained, and no entry of a sample is dropped; generators of a
 # dataset's own are seeded; a step reads the same with fp16 and without, and whether or not a task has `after_step`.
-CALLS = 46
+CALLS = 45
 FRAMES = ["train", "__call__", "gradients", "update", "output"]
 PROGRAM = """
 import sys

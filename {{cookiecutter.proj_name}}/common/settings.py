@@ -18,7 +18,7 @@ from common.config.registry import MODEL_REGISTRY, TASK_REGISTRY, Registered
 from common.data.loader import LoaderConfig
 from common.data.sections import SplitsConfig, sets_of
 from common.distributed import DistConfig
-from common.evaluation.best import BestConfig, EarlyStopConfig, Mode, check_names, find_mode, metric_directions
+from common.evaluation.best import BestConfig, EarlyStopConfig, Mode, check_names, find_mode
 from common.evaluation.loss import LossSections, measured_losses
 from common.evaluation.metric import MetricSections
 from common.model import PrepareConfig
@@ -126,9 +126,9 @@ class RunConfig:
     @property
     def best_mode(self) -> Mode:
         """Whether lower or higher values of `best.metric` are better."""
-        losses = dict.fromkeys(measured_losses(self.loss), False)
+        losses = ["loss", *measured_losses(self.loss)]
         sets = sets_of(self.dataset.val) or [""]
-        return find_mode(self.best, {**losses, **metric_directions(self.metric)}, sets)
+        return find_mode(self.best, losses, self.metric, sets)
 
 
 if not TYPE_CHECKING:  # to the type checker, the core does not have the keys of parts

@@ -8,7 +8,7 @@ from torch.optim import Optimizer
 from common.base.errors import UserError
 from common.base.parts import needs, part
 from common.optim import OptimConfig
-from common.optim.schedule import Schedule, build_schedule
+from common.optim.schedule import Schedule
 
 
 class WholeRun:
@@ -60,7 +60,7 @@ class WholeRun:
         steps = None
         if end is not None:
             steps = end - start
-        return build_schedule(
+        return Schedule(
             config.lr_scheduler,
             optimizer,
             steps,

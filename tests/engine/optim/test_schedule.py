@@ -14,7 +14,7 @@ from torch.optim import SGD, AdamW, Optimizer, lr_scheduler
 from common.base.errors import UserError
 from common.config import ConfigError, resolve, section
 from common.config.registry import SCHEDULE_REGISTRY
-from common.optim import OptimConfig, build_schedule
+from common.optim import OptimConfig
 from common.optim.schedule import Schedule
 
 TOTAL, EPOCH = 60, 6  # optimizer steps in the run and in an epoch
@@ -47,7 +47,7 @@ def build(tmp_path: Path):
         path.write_text(f"optim: {{lr_scheduler: {text}}}\n")
         config = resolve(Root, [path]).config.optim.lr_scheduler
         optimizer = optimizer or an_optimizer()
-        return build_schedule(config, optimizer, total, epoch, mode=mode), optimizer
+        return Schedule(config, optimizer, total, epoch, mode=mode), optimizer
 
     return make
 

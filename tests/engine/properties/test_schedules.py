@@ -12,7 +12,7 @@ from hypothesis import assume, example, given
 from hypothesis import strategies as st
 from torch.optim import SGD, lr_scheduler
 
-from common.optim.schedule import LrSchedulerConfig, Schedule, build_schedule
+from common.optim.schedule import LrSchedulerConfig, Schedule
 from common.progress import Interval
 from library.schedules.plateau_schedule import Plateau
 
@@ -64,7 +64,7 @@ class Case:
             args=args,
         )
         assert not list(config.problems())
-        return build_schedule(config, optimizer_of(), self.total, None)
+        return Schedule(config, optimizer_of(), self.total, None)
 
     def expected(self, step: int) -> float:
         """Return the documented factor at `step`, from the lengths in steps of the whole run."""
@@ -168,7 +168,7 @@ def test_onecycle_is_that_of_torch(steps: int, share: float, div: float, final: 
         min_factor=floor,
         args={"pct_start": share, "div_factor": div, "final_div_factor": final},
     )
-    schedule = build_schedule(config, optimizer_of(), steps, None)
+    schedule = Schedule(config, optimizer_of(), steps, None)
     assert all(0 <= schedule.factor(step) <= 1.0 + 1e-12 for step in range(steps + 2))
     assume(steps * share - 1 > 1e-9)  # torch divides by 0 where the rise has no length
     optimizer = optimizer_of()

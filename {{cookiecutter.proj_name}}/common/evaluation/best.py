@@ -120,25 +120,17 @@ def check_names(metrics: Iterable[str], losses: Iterable[str]) -> Iterator[Probl
             yield Problem(f"metric.{metric}", ABSENT, rule, hint)
 
 
-def metric_directions(sections: Mapping[str, Any]) -> dict[str, Better]:
-    """`higher_is_better` of each metric's class; None if the class is not found, which `MetricSections` reports."""
-    directions: dict[str, Better] = dict.fromkeys(sections)
-    for name, spec in sections.items():
-        with suppress(UserError, AttributeError, TypeError):  # of a wrong section, and of a class that does not say it
-            kind: Any = METRIC_REGISTRY.get((spec or {}).get("type", name))
-            directions[name] = kind.higher_is_better
-    return directions
-
-
 def find_mode(
     config: BestConfig,
-    better: Mapping[str, Better],
+    losses: Iterable[str],
+    metrics: Mapping[str, Any],
     sets: Iterable[str],
 ) -> Mode:
     """Return whether lower or higher values of the metric are better.
 
     Args:
-        better: whether higher is better, for each loss and metric by name; each may have parts, `name.part`.
+        losses: those that are measured, by name.
+        metrics: sections by name; the classes say what is better (`higher_is_better`).
         sets: names of the validation sets, whose values are called `set.value`; "" for a single one.
 
     Raises:
@@ -146,18 +138,24 @@ def find_mode(
     """
     name = config.metric
     mode = config.mode
-    measured: dict[str, Better] = {}
+    measured: dict[str, str] = {}
     for label in sets:
-        for value, says in better.items():
-            measured[f"{label}.{value}".removeprefix(".")] = says
-    fitting = [value for value in measured if f"{name}.".startswith(f"{value}.")]
+        for value in (*losses, *metrics):
+            measured[f"{label}.{value}".removeprefix(".")] = value
+    fitting = [value for value in measured if f"{name}.".startswith(f"{value}.")]  # a metric may have parts, name.part
     if not fitting:
         rule = "is neither a loss with a weight other than 0 nor a metric of this config"
         raise ConfigError([Problem("best.metric", name, rule, suggestion(name, list(measured), "there is"))])
-    value = max(fitting, key=len)
-    says = measured[value]
+    longest = max(fitting, key=len)
+    value = measured[longest]
+    says: Better = False
+    if value in metrics:
+        says = None
+        with suppress(UserError, AttributeError, TypeError):  # of a wrong section, and of a class that does not say it
+            kind: Any = METRIC_REGISTRY.get((metrics[value] or {}).get("type", value))
+            says = kind.higher_is_better
     if isinstance(says, Mapping):
-        says = says.get(name.removeprefix(f"{value}."))
+        says = says.get(name.removeprefix(f"{longest}."))
     if says is None and mode == "auto":
         rule = f"cannot tell whether higher values of {name} are better"
         hint = "set best.mode to min or max, or higher_is_better in the class of the metric"

@@ -96,11 +96,11 @@ def look_up(
             for part in path.split("."):
                 if isinstance(value, Mapping):
                     value = value[part]
-                elif hasattr(value, part):
-                    value = getattr(value, part)
-                else:
+                elif part.isdecimal():
                     value = value[int(part)]
-        except (LookupError, TypeError, ValueError) as error:
+                else:
+                    value = getattr(value, part)
+        except (LookupError, TypeError, AttributeError) as error:
             known = f"a {type(value).__name__}"
             if isinstance(value, Mapping):
                 known = ", ".join(map(str, value))
@@ -122,7 +122,7 @@ class LossFactory(nn.Module):
         self.terms: list[Term] = []
         self._weights: dict[str, float] = {}
         sections = sections or {}
-        for name in measured_losses(sections)[1:]:
+        for name in measured_losses(sections):
             part = sections[name] or {}
             function = LOSS_REGISTRY.build({"type": name, **part}, ignore=_OWN)
             self.terms.append(Term(name, function, inputs=part.get("inputs")))
@@ -164,8 +164,8 @@ class LossFactory(nn.Module):
 
 
 def measured_losses(sections: Mapping[str, Any] | None) -> list[str]:
-    """Return the sum and the losses that are part of it; losses with the weight 0 are not computed."""
-    names = ["loss"]
+    """Return the losses that are part of the sum; losses with the weight 0 are not computed."""
+    names = []
     for name, part in (sections or {}).items():
         if not isinstance(part, Mapping) or part.get("weight") != 0:
             names.append(name)

@@ -30,22 +30,25 @@ def freeze(model: nn.Module, patterns: Sequence[str]) -> Callable[[], None]:
     Raises:
         UserError: a pattern matches nothing.
     """
-    names = parameter_names(model)
-    chosen = match_names(patterns, names, "prepare.freeze")
-    frozen = set(chosen)
-    trained = []
-    for name, parameter in model.named_parameters(remove_duplicate=False):
-        if name in frozen and parameter.requires_grad:
-            parameter.requires_grad_(False)
-            trained.append(parameter)
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+    chosen = match_names(patterns, list(parameters), "prepare.freeze")
+    frozen = {parameters[name] for name in chosen}
+    trained = [parameter for parameter in frozen if parameter.requires_grad]
+    for parameter in trained:
+        parameter.requires_grad_(False)
     norms = []
-    for name, module in model.named_modules():
-        is_free = isinstance(module, _NormBase) and "train" not in vars(module)
-        if is_free and _is_frozen(name, module, names, frozen):
+    modules = dict(model.named_modules())
+    for name, module in modules.items():
+        if not isinstance(module, _NormBase) or "train" in vars(module):
+            continue
+        inside = set(module.parameters())
+        if not inside:  # then those of its parent module decide
+            inside = set(modules[name.rpartition(".")[0]].parameters())
+        if inside and inside <= frozen:
             _keep_in_evaluation(module)
             norms.append(module)
     if chosen:
-        counts = f"{len(frozen)} of {len(names)} parameters, {len(norms)} norms in evaluation mode"
+        counts = f"{len(chosen)} of {len(parameters)} parameters, {len(norms)} norms in evaluation mode"
         logger.info("frozen: {}: {}", counts, join_names(chosen))
 
     def unfreeze() -> None:
@@ -68,13 +71,10 @@ def check_trained(model: nn.Module, trained: Iterable[nn.Parameter]) -> None:
     trained = set(trained)
     for name, parameter in model.named_parameters():
         if parameter.requires_grad != (parameter in trained):
-            change = "frozen"
-            if parameter.requires_grad:
-                change = "unfrozen"
             raise UserError(
-                f"{name} was {change} after the model was prepared: the optimizer and gradient synchronization are not "
-                "aware of it. Use prepare.freeze, or do it in the model's __init__. To change it during training, use "
-                "stages"
+                f"{name} was frozen or unfrozen after the model was prepared: the optimizer and gradient "
+                "synchronization are not aware of it. Use prepare.freeze, or do it in the model's __init__. To change "
+                "it during training, use stages"
             )
 
 
@@ -93,20 +93,6 @@ def without_gradient(model: nn.Module, trained: Iterable[nn.Parameter]) -> list[
     """Return names in `model` of those of the `trained` parameters that got no gradient in the last backward pass."""
     unused = {parameter for parameter in trained if parameter.requires_grad and parameter.grad is None}
     return [name for name, parameter in model.named_parameters() if parameter in unused]
-
-
-def _is_frozen(
-    name: str,
-    norm: nn.Module,
-    names: list[str],
-    frozen: set[str],
-) -> bool:
-    """Return whether all parameters of `norm` are frozen; if it has none, whether all of its parent module are."""
-    prefix = f"{name}."
-    if not list(norm.parameters()):
-        prefix = name.removesuffix(name.rpartition(".")[2])
-    inside = {name for name in names if name.startswith(prefix)}
-    return bool(inside) and inside <= frozen
 
 
 def _keep_in_evaluation(module: nn.Module) -> None:

@@ -186,11 +186,8 @@ def recompute_in_backward(module: nn.Module) -> None:
 
 def norms_with_statistics(model: nn.Module) -> list[_NormBase]:
     """Batch norms and the like that keep running statistics."""
-    norms = []
-    for module in model.modules():
-        if isinstance(module, _NormBase) and module.running_mean is not None:
-            norms.append(module)
-    return norms
+    found = [module for module in model.modules() if isinstance(module, _NormBase)]
+    return [norm for norm in found if norm.running_mean is not None]
 
 
 @contextmanager

@@ -177,11 +177,8 @@ def _refuse_unused(
     names = list(dict.fromkeys(chain.from_iterable(unused)))
     if not names:
         return
-    where = ""
-    if unused.count(names) < len(unused):
-        where = ", on some of the ranks"
     raise UserError(
-        f"{len(names)} parameters get no gradient in a first step{where}, and DDP would wait for it: "
+        f"{len(names)} parameters get no gradient on some rank in a first step, and DDP would wait for it: "
         f"{join_names(names)}.\n  Use them in the model's forward and in the loss, or freeze (prepare.freeze); "
         "if which are used changes from batch to batch: --dist.find_unused_parameters true"
     )

@@ -10,9 +10,9 @@ from common.config import section
 from common.optim.clip import Clip, ClipConfig
 from common.optim.groups import OptimizerConfig, needs_closure
 from common.optim.optimizer import build_optimizer
-from common.optim.schedule import LrSchedulerConfig, build_schedule
+from common.optim.schedule import LrSchedulerConfig
 
-__all__ = ["Clip", "OptimConfig", "build_optimizer", "build_schedule", "needs_closure"]
+__all__ = ["Clip", "OptimConfig", "build_optimizer", "needs_closure"]
 
 
 @section

@@ -196,15 +196,13 @@ def parameter_groups(
 
 
 def log_groups(groups: Sequence[Mapping[str, Any]]) -> None:
-    """Log a table of an optimizer's groups."""
-    width = max(len(group["name"]) for group in groups)
-    rows = [f"  {'':<{width}}     tensors     parameters        lr  weight decay"]
+    """Log an optimizer's groups."""
+    text = f"{len(groups)} parameter groups:"
     for group in groups:
-        count = len(group["params"])
         numbers = sum(parameter.numel() for parameter in group["params"])
         decay = group.get("weight_decay", 0.0)
-        rows.append(f"  {group['name']:<{width}}  {count:>10,}  {numbers:>13,}  {group['lr']:.2e}  {decay:>12g}")
-    logger.info("{} parameter groups:\n{}", len(groups), "\n".join(rows))
+        text += f"\n  {group['name']}: {numbers:,} parameters, lr {group['lr']:.2e}, weight decay {decay:g}"
+    logger.info("{}", text)
 
 
 def learning_rates(optimizer: Optimizer) -> dict[str, float]:

@@ -51,19 +51,15 @@ class Precision:
     def step(self, optimizer: Optimizer) -> bool:
         """Update the weights. Returns False if the step was skipped (fp16: gradients that are not finite).
 
-        With fp16 it waits for the device, once.
+        With fp16, gradients must have been unscaled by `scaler.unscale_`. It waits for the device, once.
         """
         if not self.scaler.is_enabled():
             optimizer.step()
             return True
-        stepped: list[bool] = []
-        hook = optimizer.register_step_post_hook(lambda *_: stepped.append(True))
-        self.scaler.step(optimizer)
-        hook.remove()
-        is_taken = bool(stepped)
-        if getattr(optimizer, "_step_supports_amp_scaling", False):  # fused: called anyway, and skips on the device
-            found = self.scaler._found_inf_per_device(optimizer)
-            is_taken = not any(map(float, found.values()))
+        found = self.scaler._found_inf_per_device(optimizer)
+        is_taken = not any(map(float, found.values()))
+        if is_taken:  # as `scaler.step`, which does not say whether it stepped
+            optimizer.step()
         self.scaler.update()
         return is_taken
 

@@ -88,20 +88,62 @@ class Schedule:
     """Learning rate of each parameter group = its initial learning rate x factor(step).
 
     During the warm-up it rises linearly to the schedule's first factor; it is above 0 at the first step.
+
+    Args:
+        total_steps: optimizer steps of the run; None for a run of unknown length.
+        steps_per_epoch: None for data without length.
+        mode: min or max, what is better in best.metric.
+        cut: the run is cut short, by progress.max_steps or for debugging, so a warm-up that leaves no step to the
+            schedule is shortened.
+
+    Raises:
+        UserError: the schedule needs a number that is unknown, or the warm-up is too long.
     """
 
     def __init__(
         self,
+        config: LrSchedulerConfig,
         optimizer: Optimizer,
-        factor: Callable[[int], float],
-        warmup: int,
-        start: float,
+        total_steps: int | None,
+        steps_per_epoch: int | None,
+        *,
+        mode: str = "min",
+        cut: bool = False,
     ) -> None:
         self._optimizer = optimizer
-        self._factor: Any = factor
-        self._warmup = warmup
-        self._start = start
         self._base = [float(group["lr"]) for group in optimizer.param_groups]
+        self._start = config.warmup_factor
+
+        def steps(key: str, length: Any) -> int:
+            with error_context(lambda: f"in optim.lr_scheduler.{key} {length}"):
+                return Interval.parse(length, "epoch").in_steps(steps_per_epoch)
+
+        warmup = steps("warmup", config.warmup)
+        target: Any = SCHEDULE_REGISTRY.get(config.type)
+        names = parameter_names(target)
+        known = {**vars(config), "mode": mode, "steps_per_epoch": steps_per_epoch}
+        if "steps" in names:
+            end = steps("tmax", config.tmax) or total_steps
+            if end is None:
+                hint = 'set optim.lr_scheduler.tmax in steps, as in "10000step", or give the run progress.max_steps'
+                raise UserError(f"optim.lr_scheduler.type {config.type}: the length of the run is unknown; {hint}")
+            if cut and config.tmax is None and end <= warmup:
+                logger.warning("the warm-up of {} steps is shortened, since this run has only {}", warmup, end)
+                warmup = end - 1
+            if end <= warmup:
+                rule = f"{config.type} is reached at step {end}, in a warm-up of {warmup}"
+                raise UserError(f"optim.lr_scheduler: the end of {rule}; shorten the warm-up")
+            known["steps"] = end - warmup
+        known["step_at"] = lambda length: steps("args", length) - warmup
+        arguments = fit_arguments(target, config.args)
+        for name in names:
+            if name in known:
+                arguments.setdefault(name, known[name])
+        self._warmup = warmup
+        self._factor: Any = partial(target, **arguments)
+        if isinstance(target, type):
+            self._factor = target(**arguments)
+        self.factor(0)  # rejects wrong arguments now, not in the first step
 
     def factor(self, step: int) -> float:
         """Return the factor at optimizer step `step`, counted from 0 over the whole run."""
@@ -129,58 +171,3 @@ class Schedule:
         """Continue from a saved state. A function of the step has none, needs none, and can replace any schedule."""
         if state and self.state_dict().keys() == state.keys():
             self._factor.state = dict(state)
-
-
-def build_schedule(
-    config: LrSchedulerConfig,
-    optimizer: Optimizer,
-    total_steps: int | None,
-    steps_per_epoch: int | None,
-    *,
-    mode: str = "min",
-    cut: bool = False,
-) -> Schedule:
-    """Build the configured schedule over a run of `total_steps` optimizer steps; None for a run of unknown length.
-
-    `steps_per_epoch` is None for data without length. `mode`: min or max, what is better in best.metric. `cut`: the run
-    is cut short, by progress.max_steps or for debugging, so a warm-up that leaves no step to the schedule is shortened.
-    Raises `UserError` if the schedule needs a number that is unknown.
-    """
-    warmup = _steps("warmup", config.warmup, steps_per_epoch)
-    target = SCHEDULE_REGISTRY.get(config.type)
-
-    def step_at(length: Any) -> int:
-        return _steps("args", length, steps_per_epoch) - warmup
-
-    known = {**vars(config), "mode": mode, "steps_per_epoch": steps_per_epoch, "step_at": step_at}
-    if "steps" in parameter_names(target):
-        end = _steps("tmax", config.tmax, steps_per_epoch) or total_steps
-        if end is None:
-            hint = 'set optim.lr_scheduler.tmax in steps, as in "10000step", or give the run progress.max_steps'
-            raise UserError(f"optim.lr_scheduler.type {config.type}: the length of the run is unknown; {hint}")
-        if cut and config.tmax is None and end <= warmup:
-            logger.warning("the warm-up of {} steps is shortened, since this run has only {}", warmup, end)
-            warmup = end - 1
-        if end <= warmup:
-            rule = f"{config.type} is reached at step {end}, in a warm-up of {warmup}"
-            raise UserError(f"optim.lr_scheduler: the end of {rule}; shorten the warm-up")
-        known["steps"] = end - warmup
-    arguments = fit_arguments(target, config.args)
-    for name in parameter_names(target):
-        if name in known:
-            arguments.setdefault(name, known[name])
-    factor = partial(target, **arguments)
-    if isinstance(target, type):
-        factor = target(**arguments)
-    schedule = Schedule(optimizer, factor, warmup, config.warmup_factor)
-    schedule.factor(0)  # rejects wrong arguments now, not in the first step
-    return schedule
-
-
-def _steps(
-    key: str,
-    length: int | float | str | None,
-    steps_per_epoch: int | None,
-) -> int:
-    with error_context(lambda: f"in optim.lr_scheduler.{key} {length}"):
-        return Interval.parse(length, "epoch").in_steps(steps_per_epoch)

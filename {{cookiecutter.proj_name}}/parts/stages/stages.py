@@ -93,7 +93,7 @@ def _own_problems(config: Any, number: int, stage: StageConfig) -> Iterator[Prob
     if rule := _wrong_end(config, stage.until, is_last=number + 1 == len(config.stages)):
         yield Problem("until", stage.until, rule)
     for name in stage.loss or ():
-        if name not in measured_losses(config.loss)[1:]:
+        if name not in measured_losses(config.loss):
             hint = "give it a weight in the section loss, which a stage may set to 0"
             yield Problem(f"loss.{name}", ABSENT, "is none of the losses that the run computes", hint)
 

@@ -153,6 +153,7 @@ def test_one_code_path_serves_every_mode(configured, mode: str, inside: torch.dt
             output = model(batch["x"])
             loss = (output.to(target.dtype) - target).square().mean()
         backward(precision, loss)
+        precision.scaler.unscale_(optimizer)
         steps += precision.step(optimizer)
         losses.append(loss.item())
     assert steps == 25 or (mode == "fp16" and steps >= 20)  # the first loss scales may be too large
