@@ -8,7 +8,6 @@ from typing import Any
 from torch import Tensor
 
 from common.base.files import atomic_file, output_file
-from common.base.parts import AVERAGE
 from common.checkpoint.file import read_checkpoint, write_checkpoint
 from common.checkpoint.folder import best_in
 from common.checkpoint.weights import averaged_state_dict
@@ -44,35 +43,25 @@ def summary(path: Path, state: Mapping[str, Any]) -> str:
     """Position, results, environment and every tensor of the model, as text."""
     at = state["position"]
     config = state["about"]["config"]
-    facts = {"validated": state["values"], "parts": ", ".join(state), **state["fingerprint"]}
-    best = state["best"]["best"]
-    if best:
-        facts["best"] = {"step": best[1], **best[2]}
-    if state[AVERAGE]:
-        facts["average"] = f"{state[AVERAGE]['updates']} updates"
-    facts["code"] = f"{len(facts.get('code', {}))} files"
-    facts.pop("data", None)  # checksums of the samples that were read
+    facts = {"validated": state["values"], "best": state["best"]["best"], **state["fingerprint"]}
+    for name in ("code", "data"):  # checksums of files, and of the samples that were read
+        facts.pop(name, None)
     lines = [
         f"{path}: format {state['format']}, {path.stat().st_size:,} bytes, all checksums right",
         f"step {at['step']}, epoch {at['epoch']}, sample {at['sample']} of {at['epoch_size']}",
         dump(facts).rstrip(),
         f"run {config['name']}, model {config['model']['type']} (--config shows all)",
     ]
-    width = max(map(len, state["model"]))
     numbers = 0
     for name, item in state["model"].items():
+        text = repr(item)[:_LONGEST]
         if isinstance(item, Tensor):
             numbers += item.numel()
-            kind = str(item.dtype).removeprefix("torch.")
-            text = str(tuple(item.shape))
-        else:
-            kind = type(item).__name__
-            text = repr(item)[:_LONGEST]
-        lines.append(f"  {name:<{width}}  {kind:<8} {text}")
+            text = f"{str(item.dtype).removeprefix('torch.')} {tuple(item.shape)}"
+        lines.append(f"  {name}  {text}")
     lines.append(f"  {numbers:,} numbers")
-    frozen = list(state["frozen"])
-    if frozen:
-        lines.append(f"{len(frozen)} frozen tensors are not in it: {join_names(frozen)}")
+    if state["frozen"]:
+        lines.append(f"{len(state['frozen'])} frozen tensors are not in it: {join_names(list(state['frozen']))}")
     return "\n".join(lines)
 
 

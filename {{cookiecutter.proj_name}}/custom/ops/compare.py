@@ -104,19 +104,16 @@ def example_gradient(output: Tensor) -> Tensor:
 
 
 def times(operator: Operator, reference: Operator, arguments: Sequence[Any]) -> str:
-    """Return a table of median times, forward and forward with backward, with PyTorch's number of threads."""
+    """Return the median times of forward and backward together, with PyTorch's number of threads."""
     output = reference(*arguments)
-    upstream = example_gradient(output)
-    lines = [f"{tuple(output.shape)} {output.dtype} on {output.device}, {torch.get_num_threads()} threads"]
-    lines.append(f"  {'':<10} {'operator':>12} {'reference':>12} {'speed-up':>9}")
-    for name, run in (("values", "function(*given)"), ("gradients", "both(function, given, upstream)")):
-        found = []
-        for function in (operator, reference):
-            known = {"function": function, "given": arguments, "upstream": upstream, "both": values_and_gradients}
-            timer = Timer(run, globals=known, num_threads=torch.get_num_threads())
-            found.append(timer.blocked_autorange(min_run_time=0.3).median * 1e3)
-        lines.append(f"  {name:<10} {found[0]:>9.3f} ms {found[1]:>9.3f} ms {found[1] / found[0]:>8.2f}x")
-    return "\n".join(lines)
+    known = {"run": values_and_gradients, "arguments": arguments, "upstream": example_gradient(output)}
+    found = []
+    for function in (operator, reference):
+        known["function"] = function
+        timer = Timer("run(function, arguments, upstream)", globals=known, num_threads=torch.get_num_threads())
+        found.append(timer.blocked_autorange(min_run_time=0.3).median * 1e3)
+    what = f"{tuple(output.shape)} {output.dtype} on {output.device}, forward and backward"
+    return f"  {what}: {found[0]:.3f} ms, the reference {found[1]:.3f} ms, speed-up {found[1] / found[0]:.2f}"
 
 
 def load(words: Sequence[str], program: str) -> tuple[Operator, ModuleType, list[int]]:

@@ -20,7 +20,9 @@ from parts.pictures.draw import Pixels, draw, mosaic, save_png
 
 def build(config: Any) -> "Gallery | None":
     """Fill the seat `gallery` of a run with this config; None if no pictures are wanted."""
-    return Gallery(config.pictures) if config.pictures.number else None
+    if config.pictures.number == 0:
+        return None
+    return Gallery(config.pictures)
 
 
 class Gallery:
@@ -65,16 +67,14 @@ class _Candidate(NamedTuple):
     Attributes:
         wrong, loss, group: as the task says, see `Task.sample_errors`.
         number: in the dataset.
-        row: in its batch.
-        sample: its part of output and batch, or its pictures; None while it is only a row.
+        sample: its part of output and batch, or its pictures; before it is copied, its row in the batch.
     """
 
     wrong: bool
     loss: float
     group: Hashable
     number: int
-    row: int
-    sample: Any = None
+    sample: Any
 
 
 class Selection:
@@ -105,27 +105,34 @@ class Selection:
                 self.first += map(draw, self.task.pictures(output, batch, self.limit - len(self.first)))
             return
         size = len(errors)
-        numbers = range(size) if indices is None else indices
-        if len(numbers) != size:
-            raise UserError(f"sample_errors gave {size} entries for {len(numbers)} samples; it must give one for each")
-        news: list[_Candidate] = []
-        for error, number in zip(errors, numbers, strict=True):
-            news.append(_Candidate(*error, number, len(news)))
+        if indices is None:
+            indices = range(size)
+        if len(indices) != size:
+            raise UserError(f"sample_errors gave {size} entries for {len(indices)} samples; it must give one for each")
+        news = [_Candidate(*error, indices[row], row) for row, error in enumerate(errors)]
         self.kept = self._first([*self.kept, *news])
         for position, item in enumerate(self.kept):
-            if not item.sample:  # a copy of its row, as a batch of one on the CPU
-                one = rows((output, batch), slice(item.row, item.row + 1), size)
+            if isinstance(item.sample, int):  # a copy of its row, as a batch of one on the CPU
+                one = rows((output, batch), slice(item.sample, item.sample + 1), size)
                 sample = map_tensors(one, lambda tensor: tensor.detach().to("cpu", copy=True))
                 self.kept[position] = item._replace(sample=sample)
 
     def _first(self, candidates: Iterable[_Candidate]) -> list[_Candidate]:
         """Return the first `limit` candidates in the order of showing."""
+
+        def rank(item: _Candidate) -> tuple[float, int]:
+            if self.fixed:
+                return 0.0, item.number
+            if math.isnan(item.loss):  # the worst of all
+                return -math.inf, item.number
+            return -item.loss, item.number
+
         turns: Counter[Hashable] = Counter()
         ordered: list[tuple[bool, int, int, _Candidate]] = []
-        for item in sorted(candidates, key=lambda item: (0 if self.fixed else -_number(item.loss), item.number)):
-            wrong = item.wrong and not self.fixed
-            turns[wrong, item.group] += 1
-            ordered.append((not wrong, turns[wrong, item.group], len(ordered), item))
+        for place, item in enumerate(sorted(candidates, key=rank)):
+            is_right = self.fixed or not item.wrong
+            turns[is_right, item.group] += 1
+            ordered.append((is_right, turns[is_right, item.group], place, item))
         return [item for *_, item in sorted(ordered)[: self.limit]]
 
     def finish(self) -> list[Pixels]:
@@ -134,13 +141,7 @@ class Selection:
         for item in self.kept:
             output, batch = item.sample
             drawn.append(item._replace(sample=list(map(draw, self.task.pictures(output, batch, 1)))))
-        everything = chain.from_iterable(gather_to_main(drawn, self.rank))
         pictures = list(self.first)
-        for item in self._first(everything):
+        for item in self._first(chain.from_iterable(gather_to_main(drawn, self.rank))):
             pictures += item.sample
         return pictures
-
-
-def _number(loss: float) -> float:
-    """NaN has no place in an order; it is the worst of all."""
-    return math.inf if math.isnan(loss) else loss
