@@ -18,7 +18,6 @@ from common.evaluation.loss import Losses
 from common.monitor.meter import to_floats
 from common.task import Task
 from common.trainer import Trainer
-from parts.checks.shared_samples import spread
 
 _SAMPLES = 32  # for the question whether the loss is a mean over samples
 _MEAN = (
@@ -65,8 +64,8 @@ class FirstBatch:
 
         The samples are spread over the set, since the first ones may be of one class.
         """
-        chosen = spread(range(loader.size), min(_SAMPLES, loader.batch_size))
-        size = len(chosen)
+        size = min(_SAMPLES, loader.batch_size, loader.size)
+        chosen = list(range(0, loader.size, loader.size // size))[:size]
         task = self.task
         looked_at = [task, *(term.function for term in task.loss.terms)]
         if size < 6 or any(getattr(part, "compares_samples", False) for part in looked_at):

@@ -1,10 +1,9 @@
 """Samples that two splits have in common: by what their datasets call them, or by their values."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from itertools import combinations, islice
 from typing import Any
 
-import numpy as np
 from loguru import logger
 
 from common.data.view import is_map_style
@@ -57,9 +56,3 @@ def _overlap(train: Mapping[str, Any], other: Mapping[str, Any]) -> str:
     if 2 * count < len(wanted) or all(sums == wanted[0] for sums in wanted):
         return ""
     return f"{count} of {len(wanted)} samples checked are also in dataset.train"
-
-
-def spread(items: Sequence[Any], count: int) -> list[Any]:
-    """Up to `count` of the items, evenly spaced, the first and the last among them."""
-    places = np.linspace(0, len(items) - 1, min(count, len(items))).round().astype(int)
-    return [items[index] for index in dict.fromkeys(places.tolist())]
