@@ -1,16 +1,17 @@
 """The layout of a task's state: whether a task that is built anew could load what this one saves."""
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 
 import torch
 from loguru import logger
-from torch import Tensor, nn
+from torch import nn
 
 from common.base.errors import UserError
 from common.base.nested import map_leaves
 from common.checkpoint.checksum import checksum
 from common.checkpoint.file import State, plain
 from common.config.problem import join_names
+from common.distributed.buffers import named_buffers
 
 EXTRA = "_extra_state"  # how torch ends the names of what `get_extra_state` returns
 _SHOWN = 5
@@ -31,10 +32,7 @@ class Layout:
         self._entries = _entries(task)
         self._unsaved = _unsaved(task)
         self._warned = False
-        self.empty = set[str]()
-        for name, module, leaf, buffer in _buffers(task):
-            if buffer is None and _is_saved(module, leaf):
-                self.empty.add(name)
+        self.empty = {name for name, _, _, buffer in named_buffers(task) if buffer is None}
 
     def begin(self) -> None:
         """Note the buffers that no checkpoint holds, after a trial of the task and before the first step.
@@ -50,26 +48,22 @@ class Layout:
         It can if a buffer began as None, or has another shape than then: see `fit_buffers`.
         """
         now = _entries(self._task)
-        wrong = []
-        for name in sorted(now.keys() | self._entries.keys()):
+        changed = {name for name, _ in now.items() ^ self._entries.items()} - self.empty
+        if not changed:
+            return
+        lines = ["a checkpoint of this run could not be loaded again, since a resume builds the task anew:"]
+        for name in sorted(changed)[:_SHOWN]:
             old = self._entries.get(name, "absent")
-            new = now.get(name, "absent")
-            if old != new and name not in self.empty:
-                wrong.append(f"  {name}: {old} when the task was built, {new} now\n")
-        if wrong:
-            raise UserError(
-                "a checkpoint of this run could not be loaded again, since a resume builds the task anew:\n"
-                + "".join(wrong[:_SHOWN])
-                + "  Make modules, parameters and buffers in __init__, parameters in their final shape. The "
-                "optimizer does not train any that are made later. A buffer may begin as None, and change its shape."
-            )
+            lines.append(f"  {name}: {old} when the task was built, {now.get(name, 'absent')} now")
+        lines.append(
+            "  Make modules, parameters and buffers in __init__, parameters in their final shape. The optimizer does "
+            "not train any that are made later. A buffer may begin as None, and change its shape."
+        )
+        raise UserError("\n".join(lines))
 
     def lost_buffers(self) -> list[str]:
         """Return the names of buffers that training has changed and no checkpoint holds; warns of them once."""
-        names = []
-        for name, number in _unsaved(self._task).items():
-            if number != self._unsaved.get(name):
-                names.append(name)
+        names = sorted(name for name, _ in _unsaved(self._task).items() - self._unsaved.items())
         if names and not self._warned:
             self._warned = True
             logger.warning(
@@ -80,24 +74,13 @@ class Layout:
         return names
 
 
-def _buffers(task: nn.Module) -> Iterator[tuple[str, nn.Module, str, Tensor | None]]:
-    """Yield the full name of each buffer, also of one that is None, the module that owns it, its name there, and it."""
-    for above, module in task.named_modules(remove_duplicate=False):
-        for leaf, buffer in list(module._buffers.items()):
-            yield f"{above}.{leaf}".removeprefix("."), module, leaf, buffer
-
-
-def _is_saved(module: nn.Module, leaf: str) -> bool:
-    return leaf not in module._non_persistent_buffers_set
-
-
 def _entries(task: nn.Module) -> dict[str, str]:
     """Return what a checkpoint holds, in words, by name."""
     entries = {}
     for name, parameter in task.named_parameters(remove_duplicate=False):
         entries[name] = f"a parameter of shape {tuple(parameter.shape)}, {parameter.dtype}"
-    for name, module, leaf, buffer in _buffers(task):
-        if buffer is not None and _is_saved(module, leaf):
+    for name, module, leaf, buffer in named_buffers(task):
+        if buffer is not None and leaf not in module._non_persistent_buffers_set:
             entries[name] = f"a buffer, {buffer.dtype}"
     return entries
 
@@ -105,8 +88,8 @@ def _entries(task: nn.Module) -> dict[str, str]:
 def _unsaved(task: nn.Module) -> dict[str, int]:
     """Return checksums of the buffers with `persistent=False`."""
     found = {}
-    for name, module, leaf, buffer in _buffers(task):
-        if buffer is not None and not _is_saved(module, leaf):
+    for name, module, leaf, buffer in named_buffers(task):
+        if buffer is not None and leaf in module._non_persistent_buffers_set:
             found[name] = checksum(buffer)
     return found
 
@@ -116,17 +99,15 @@ def fit_buffers(task: nn.Module, saved: State, empty: Collection[str] = ()) -> N
 
     `empty`: buffers that are None if they are not among them.
     """
-    device = torch.device("cpu")
-    parameters = list(task.parameters())
-    if parameters:
-        device = parameters[0].device
-    for name, module, leaf, buffer in _buffers(task):
+    device = None
+    for parameter in task.parameters():
+        device = parameter.device
+    for name, module, leaf, buffer in named_buffers(task):
         value = saved.get(name)
-        if value is None:
-            if name in empty:
-                module._buffers[leaf] = None
-        elif buffer is None or buffer.shape != value.shape:
+        if value is not None and (buffer is None or buffer.shape != value.shape):
             module._buffers[leaf] = torch.empty_like(value, device=device)
+        elif value is None and name in empty:
+            module._buffers[leaf] = None
 
 
 def check_extra_state(task: nn.Module) -> None:

@@ -152,7 +152,7 @@ class RunState:
         own = own_buffers(self.task)
         undeclared = {}
         for name, module, _, buffer in named_buffers(self.task):
-            if name not in own and not isinstance(module, _NormBase):
+            if buffer is not None and name not in own and not isinstance(module, _NormBase):
                 undeclared[name] = buffer
         names = self._differing(undeclared)
         if names and not self._warned:
@@ -176,11 +176,21 @@ class RunState:
             UserError: the weights are another model's, or were saved for each of more or fewer processes.
         """
         load_task(self.task, state, source, average=False, empty=self.layout.empty)
-        mine = self._mine(state, source)
-        for name, _, _, buffer in named_buffers(self.task):
-            if name in mine["buffers"]:
-                buffer.detach().copy_(mine["buffers"][name])
-        user = {**state["user"], **mine["user"]}
+        user = dict(state["user"])
+        ranks = state["ranks"]
+        if ranks:
+            if len(ranks) != self.rank.world_size:
+                names = join_names([*ranks[0]["buffers"], *ranks[0]["user"]])
+                raise UserError(
+                    f"{source} holds a state of its own for each of {len(ranks)} processes ({names}), "
+                    f"but this run has {self.rank.world_size}: use {len(ranks)} processes, or start a new run from the "
+                    "weights: --progress.start_epoch 0 --name NEW"
+                )
+            mine = ranks[self.rank.rank]
+            user |= mine["user"]
+            own = self.task.state_dict()
+            for name, value in mine["buffers"].items():
+                own[name].copy_(value)
         states = {**state, "user": user}
         if _DATA in user:
             states[_DATA] = user.pop(_DATA)
@@ -226,17 +236,12 @@ class RunState:
         Empty if there is nothing of that kind.
         """
         own = own_buffers(self.task)
-        buffers = {}
-        for name, module, leaf, buffer in named_buffers(self.task):
-            if name in own and leaf not in module._non_persistent_buffers_set:
-                buffers[name] = buffer
-        names = self._differing(user)
-        if not (names or buffers):
+        buffers = {name: value for name, value in self.task.state_dict().items() if name in own}
+        differing = {name: user[name] for name in self._differing(user) if name in user}
+        if not (differing or buffers):
             return []
-        differing = {name: user[name] for name in names if name in user}
-        state = {"buffers": buffers, "user": differing}
-        others = gather_to_main(map_leaves(state, _in_host_memory), self.rank)[1:]  # every process
-        return [state, *others]  # rank 0's own are not copies: in the file they are tensors of the other states
+        mine = map_leaves({"buffers": buffers, "user": differing}, _in_host_memory)
+        return gather_to_main(mine, self.rank)  # every process
 
     def _differing(self, states: State) -> list[str]:
         """Return the names of the states that are not on every rank what they are on rank 0.
@@ -252,20 +257,6 @@ class RunState:
             for name, _ in everywhere[0].items() ^ other.items():
                 names.add(name)
         return sorted(names)
-
-    def _mine(self, state: State, source: Path) -> dict[str, Any]:
-        """Return the part of the checkpoint that belongs to this rank only."""
-        ranks = state["ranks"]
-        if not ranks:
-            return {"buffers": {}, "user": {}}
-        if len(ranks) != self.rank.world_size:
-            names = join_names([*ranks[0]["buffers"], *ranks[0]["user"]])
-            raise UserError(
-                f"{source} holds a state of its own for each of {len(ranks)} processes ({names}), "
-                f"but this run has {self.rank.world_size}: use {len(ranks)} processes, or start a new run from the "
-                "weights: --progress.start_epoch 0 --name NEW"
-            )
-        return ranks[self.rank.rank]
 
 
 def _states_of(objects: Mapping[str, Stateful]) -> dict[str, Any]:

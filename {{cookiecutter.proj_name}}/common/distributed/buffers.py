@@ -11,10 +11,10 @@ from common.config.problem import match_names
 from common.distributed.launch import Rank
 
 
-def named_buffers(model: nn.Module) -> Iterator[tuple[str, nn.Module, str, Tensor]]:
-    """Yield the full name of each buffer of `model`, the module that owns it, its name there, and the tensor."""
+def named_buffers(model: nn.Module) -> Iterator[tuple[str, nn.Module, str, Tensor | None]]:
+    """Yield the full name of each buffer of `model`, its module, its name there, and the tensor, which may be None."""
     for above, module in model.named_modules():
-        for name, buffer in module.named_buffers(recurse=False):
+        for name, buffer in module._buffers.items():
             yield f"{above}.{name}".removeprefix("."), module, name, buffer
 
 
@@ -38,7 +38,7 @@ def keep_buffers(model: nn.Module, only: Collection[str] | None = None) -> Calla
     """Return a function that restores the buffers of `model`, or `only` those: the same tensors, the same values."""
     kept = []
     for name, module, attribute, buffer in named_buffers(model):
-        if only is None or name in only:
+        if buffer is not None and (only is None or name in only):
             copy = buffer.detach().clone()
             kept.append((module, attribute, buffer, copy))
 

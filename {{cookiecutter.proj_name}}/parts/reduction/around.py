@@ -69,7 +69,7 @@ def compute(step: FixedStep, update: TaskUpdate, batch: Any) -> dict[str, str]:
         loss.backward()
     found = {}
     for name, _, _, buffer in named_buffers(step.task):
-        if name not in step.changing:
+        if buffer is not None and name not in step.changing:
             found[f"buffer {name}, which a batch changes: change it in Task.after_step"] = checksum(buffer)
     for name, parameter in step.task.named_parameters():
         if parameter.grad is None:

@@ -55,8 +55,8 @@ class FixedStep(OptimizerStep):
         self._here = range(rank * here, (rank + 1) * here)  # the micro-batches of a step that this process computes
         self.changing = {
             name: (module, attribute)
-            for name, module, attribute, _ in named_buffers(self.task)
-            if isinstance(module, _NormBase)
+            for name, module, attribute, buffer in named_buffers(self.task)
+            if isinstance(module, _NormBase) and buffer is not None
         }
         refused = {
             "dist.sync_bn, whose statistics are of one micro-batch per process": config.dist.sync_bn,
