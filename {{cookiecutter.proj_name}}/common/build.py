@@ -14,7 +14,7 @@ from common.base.text import label
 from common.checkpoint.weights import init_weights
 from common.config.problem import join_names
 from common.config.registry import MODEL_REGISTRY, TASK_REGISTRY
-from common.data.loader import BatchStream, EvaluationLoader, TrainStream
+from common.data.loader import EvaluationLoader, TrainStream
 from common.data.order import EpochOrder, EpochPlan
 from common.data.sections import build_dataset, sets_of
 from common.data.view import is_map_style, kind_of
@@ -38,6 +38,9 @@ def build_run(
     first_weights: bool = True,
 ) -> Built:
     """Build everything that the config names. The seed determines the initial weights, which are the same on all ranks.
+
+    The order of the samples is made in common/data/order.py: `EpochOrder` calls the function that `loader.order` names,
+    and `EpochPlan.global_batches` cuts it into steps.
 
     Without `first_weights`, a checkpoint will replace them, and the file of `init_from` is not needed.
 
@@ -99,13 +102,13 @@ def check_no_lazy(task: Task) -> None:
         )
 
 
-def build_stream(config: RunConfig, rank: Rank, seed: int) -> BatchStream:
+def build_stream(config: RunConfig, rank: Rank, seed: int) -> TrainStream:
     """Build the training data, divided among the ranks, and shuffled unless it can only be read in order."""
-    dataset = seeded_dataset(config, "train", "train", config.dataset.train, rank, seed)
+    dataset = seeded_dataset(config, "train", "", config.dataset.train, rank, seed)
     if not is_map_style(dataset):
         asks = f"dataset.train: {kind_of(dataset)} has no __len__ and __getitem__, so it"
         streams = required("streams", "stream", asks)
-        stream: BatchStream = streams.IterableStream(dataset, config, rank, seed)
+        stream: TrainStream = streams.IterableStream(dataset, config, rank, seed)
         return stream
     accumulate = config.optim.accumulate
     if config.dist.is_fixed:
@@ -134,38 +137,36 @@ def build_evaluation(config: RunConfig, split: str, rank: Rank, seed: int) -> li
     """Build the datasets of a split, unshuffled; every sample is evaluated once over all ranks."""
     loaders = []
     for name, section in sets_of(getattr(config.dataset, split)).items():
-        loaders.append(build_set(config, split, name, section, rank, seed))
+        loader = EvaluationLoader(
+            seeded_dataset(config, split, name, section, rank, seed),
+            config.loader,
+            batch_size=section.get("eval_batch_size", config.batch_size),
+            worker=config.num_workers,
+            rank=rank,
+            seed=seed,
+            split=split,
+            name=name,
+        )
+        loaders.append(loader)
     return loaders
 
 
-def build_set(
-    config: RunConfig, split: str, name: str, section: Mapping[str, Any], rank: Rank, seed: int
-) -> EvaluationLoader:
-    """Build one dataset of a split. The name is "" if it is the only one."""
-    with error_context(lambda: f"in building dataset.{label(split, name)}"):
-        dataset = seeded_dataset(config, split, label(split, name), section, rank, seed)
-    return EvaluationLoader(
-        dataset,
-        config.loader,
-        batch_size=section.get("eval_batch_size", config.batch_size),
-        worker=config.num_workers,
-        rank=rank,
-        seed=seed,
-        split=split,
-        name=name,
-    )
-
-
 def seeded_dataset(config: RunConfig, split: str, name: str, section: Mapping[str, Any], rank: Rank, seed: int) -> Any:
-    """Build a dataset. Its constructor draws the same random numbers on all ranks, seeded by the run and its name.
+    """Build a dataset; its name is "" if it is the only one of its split.
+
+    Its constructor draws the same random numbers on all ranks, seeded by the run and its name.
 
     Raises `UserError` if its size differs between ranks, such as in an incomplete copy.
     """
-    set_seed(mix(seed, crc32(name.encode())))
+    full_name = label(split, name)
+    set_seed(mix(seed, crc32(full_name.encode())))
     folder = data_dir(config.dir, PROJECT)
-    dataset = build_dataset(section, split, folder, limit=config.debug.max_samples)
-    size = len(dataset) if is_map_style(dataset) else None
-    check_same({f"samples of dataset.{name}": size}, rank, "sees different data than rank 0")
+    with error_context(lambda: f"in building dataset.{full_name}"):
+        dataset = build_dataset(section, split, folder, limit=config.debug.max_samples)
+    size = None
+    if is_map_style(dataset):
+        size = len(dataset)
+    check_same({f"samples of dataset.{full_name}": size}, rank, "sees different data than rank 0")
     return dataset
 
 
@@ -185,25 +186,24 @@ def check_classes(
         UserError: the splits differ (label 1 would not mean the same in training and validation), or the model has too
             few classes.
     """
-    named: dict[str, tuple[str, ...]] = {}
+    first = ""
+    names: tuple[str, ...] = ()
     for split, dataset in data.items():
-        classes = getattr(dataset, "classes", None)
-        if classes:
-            named[split] = tuple(map(str, classes))
-    first, names = next(iter(named.items()), ("", ()))
-    for split, classes in named.items():
-        if classes != names:
+        classes = tuple(map(str, getattr(dataset, "classes", None) or ()))
+        if not first and classes:
+            first = split
+            names = classes
+        if classes not in ((), names):
             raise UserError(
                 f"dataset.{split} has the classes {', '.join(classes)}, but dataset.{first} has {', '.join(names)}; "
                 "every split needs the same class folders; some may be empty"
             )
-    key = next((name for name in ("classes", "num_classes") if isinstance(model.get(name), int)), "")
-    if names and key and len(names) != model[key]:
-        shown = ", ".join(names[:8])
-        if len(names) > 8:
-            shown += ", ..."
-        text = f"model.{key} is {model[key]}, but dataset.{first} has {len(names)} classes ({shown})"
-        if len(names) > model[key]:
+    for key in ("classes", "num_classes"):
+        count = model.get(key)
+        if not names or not isinstance(count, int) or count == len(names):
+            continue
+        text = f"model.{key} is {count}, but dataset.{first} has {len(names)} classes ({join_names(names)})"
+        if len(names) > count:
             raise UserError(f"{text}; use --model.{key} {len(names)}")
         logger.warning("{}; if that is not intended, use --model.{} {}", text, key, len(names))
     return names

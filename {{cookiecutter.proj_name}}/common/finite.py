@@ -12,7 +12,7 @@ from torch import Tensor
 from common.base.parts import installed, part
 from common.checkpoint.saver import Saver
 from common.checkpoint.state import RunState
-from common.data.loader import BatchStream, bad_samples, sample_text
+from common.data.loader import TrainStream, sample_text
 from common.distributed import Rank
 from common.distributed.collectives import local
 from common.failure.program import TrainingError
@@ -43,7 +43,7 @@ class LossCheck:
     one; they are never saved, see `Trainer.check_losses`.
     """
 
-    def __init__(self, stream: BatchStream, saver: Saver, rank: Rank) -> None:
+    def __init__(self, stream: TrainStream, saver: Saver, rank: Rank) -> None:
         self._stream = stream
         self._saver = saver
         self._rank = rank
@@ -72,10 +72,8 @@ class LossCheck:
 
     def bad_gradient(self, at: Position, update: str, norm: float) -> TrainingError:
         """Return the error for a gradient that is not finite though the losses are: it is the sum over all samples."""
-        samples = set[int]()
-        for batch in self._stream.samples(at, everywhere=True):
-            samples.update(batch)
-        where = f"of step {at.step + 1}{sample_text([sorted(samples)])}"
+        samples = set(self._stream.samples(at, everywhere=True))
+        where = f"of step {at.step + 1}{sample_text(sorted(samples))}"
         if update != "all":
             where = f"of update {update} {where}"
         return not_finite(f"the gradient {where}, has the norm {norm:g}, though its loss is finite", self._saver)
@@ -133,7 +131,7 @@ class ScaledSteps:
 
 
 def step_check(
-    config: Any, stream: BatchStream, saver: Saver, state: RunState, strategy: Any, monitor: Any
+    config: Any, stream: TrainStream, saver: Saver, state: RunState, strategy: Any, monitor: Any
 ) -> LossCheck | Any:
     """Return what checks the losses of a stage with this `RunConfig`: a `LossCheck`, or None in debug mode.
 
@@ -151,11 +149,15 @@ def step_check(
     return guard
 
 
-def bad_loss(step: int, stream: BatchStream, saver: Saver, rank: Rank, name: str = "loss") -> TrainingError:
+def bad_loss(step: int, stream: TrainStream, saver: Saver, rank: Rank, name: str = "loss") -> TrainingError:
     """Return the error for a loss of `step` that is not finite on this rank; another `name`: a value of the task's."""
     if name == "loss":
         name = "the loss"
-    where = bad_samples(stream, step, rank)
+    where = f"rank {rank.rank}"
+    if stream.steps_per_epoch is not None:
+        epoch, number = divmod(step - 1, stream.steps_per_epoch)
+        at = Position(step - 1, epoch, number * stream.samples_per_step, stream.epoch_size)
+        where += sample_text(stream.samples(at))
     return not_finite(f"{name} of step {step} is not a finite number ({where})", saver)
 
 

@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 
 from common.base.errors import UserError
 from common.base.parts import required
-from common.data.loader import BatchStream, Step
+from common.data.loader import Step, TrainStream
 from common.distributed import Rank, own_buffers, sum_over_ranks
 from common.distributed.buffers import buffers_unchanged
 from common.distributed.seed import random_state_unchanged
@@ -80,7 +80,7 @@ class OptimizerStep:
         task: Task,
         strategy: Strategy,
         optimizer: Optimizer,
-        stream: BatchStream,
+        stream: TrainStream,
         rank: Rank,
         meter: Meter,
         check: LossCheck | Any,

@@ -10,7 +10,7 @@ from torch import nn
 
 from common.base.errors import UserError
 from common.base.text import label
-from common.data.loader import BatchStream, EvaluationLoader, to_device
+from common.data.loader import EvaluationLoader, Reader, TrainStream, to_device
 from common.evaluation.loss import Losses, LossFactory
 from common.evaluation.metric import MetricFactory
 from common.model import fixed
@@ -157,18 +157,18 @@ class Built:
 
     task: Task
     precision: Precision
-    stream: BatchStream
+    stream: TrainStream
     val: Sequence[EvaluationLoader]
     evaluation: Sequence[EvaluationLoader]
 
-    def deciding_data(self) -> dict[str, BatchStream | EvaluationLoader]:
+    def deciding_data(self) -> dict[str, Reader]:
         """Return the data that affect the result, by name: of training, and of validation, which pick the best."""
-        data: dict[str, BatchStream | EvaluationLoader] = {"train": self.stream}
+        data: dict[str, Reader] = {"train": self.stream}
         for loader in self.val:
             data[label(loader.split, loader.name)] = loader
         return data
 
     @property
-    def data(self) -> list[BatchStream | EvaluationLoader]:
+    def data(self) -> list[Reader]:
         """All loaders, of every split."""
         return [self.stream, *self.val, *self.evaluation]

@@ -16,7 +16,7 @@ from common.checkpoint.layout import Layout, check_extra_state
 from common.checkpoint.resume import accept_changes, fingerprint
 from common.checkpoint.saver import Saver
 from common.checkpoint.state import RunState, Stateful, load_task
-from common.data.loader import BatchStream, EvaluationLoader, Step, whereabouts
+from common.data.loader import EvaluationLoader, Step, TrainStream, whereabouts
 from common.data.workers import stop_waiting_at
 from common.distributed import max_over_ranks, share_buffers
 from common.distributed.seed import mix, set_seed
@@ -49,7 +49,7 @@ class Trainer:
     # What is trained, how, and on what. A new stage replaces those from `parameters` on.
     task: Task
     strategy: Strategy  # how processes share the work: common/model/strategy.py
-    stream: BatchStream  # the order of its samples is a function of seed and epoch
+    stream: TrainStream  # the order of its samples is a function of seed and epoch
     parameters: list[nn.Parameter]
     optimizer: Optimizer
     schedule: Schedule

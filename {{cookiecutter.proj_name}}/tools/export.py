@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from common.base.errors import UserError, error_context
 from common.base.files import output_file, write_text
 from common.base.text import plain
-from common.build import build_set
+from common.build import build_evaluation
 from common.config import option_value
 from common.monitor.log import setup_log
 from common.run.paths import RunPaths
@@ -81,10 +81,10 @@ def read_model(trained: Trained) -> tuple[Model, dict[str, str | None]]:
     Raises:
         UserError: the task does not call the model itself (but a part of it), or with other things than tensors.
     """
-    label, section = trained.section()
-    split, _, name = label.partition(".")
+    split = trained.section()[0].partition(".")[0]
     config, task, calls = replace(trained.config, num_workers=0), trained.task, list[tuple[Any, Any]]()
-    batch = next(iter(build_set(config, split, name, {**section, "eval_batch_size": 8}, trained.rank, trained.seed)))
+    loader = build_evaluation(config, split, trained.rank, trained.seed)[0]
+    batch = loader.sample_batch(range(min(8, loader.size)))
     model: nn.Module = task.model
     hook = model.register_forward_pre_hook(lambda _, args, kwargs: calls.append((args, kwargs)), with_kwargs=True)
     with torch.no_grad():

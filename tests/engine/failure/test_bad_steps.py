@@ -2,6 +2,7 @@
 
 import math
 import signal
+from itertools import chain
 from typing import Any, ClassVar
 
 import pytest
@@ -90,10 +91,11 @@ def test_one_update_of_several(runs: Runs) -> None:
 
 def test_the_samples_of_several_steps() -> None:
     """Across the ends of epochs; what is not full is no longer."""
-    stream, at, expected = stream_of(Noisy()), Position(epoch_size=10), list[list[int]]()
+    stream, at, expected = stream_of(Noisy()), Position(epoch_size=10), list[int]()
     for _ in range(7):
         step = next(stream.plan.global_batches(at))
-        expected, at = expected + step.indices, step.after
+        expected += chain(*step.indices)
+        at = step.after
     assert stream.samples(Position(epoch_size=10), 7) == expected and at.epoch == 1 and at.sample == 9
 
 

@@ -1,11 +1,11 @@
 """From a dataset to batches: the loaders of training and evaluation."""
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass, field, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import field, replace
 from functools import partial
 from itertools import islice, tee
-from typing import Annotated, Any, Literal, NamedTuple, Protocol
+from typing import Annotated, Any, Literal, NamedTuple
 
 import torch
 from pydantic import Field
@@ -73,60 +73,77 @@ class Step(NamedTuple):
     global_batch: GlobalBatch
 
 
-class BatchStream(Protocol):
-    """The seat `stream`, training data as the trainer sees it: a `TrainStream`, or what a part opens.
+class Reader:
+    """A dataset and its batches, which a loader reads in this process or in workers.
+
+    Args:
+        keys: of this process' batches, in order. A loader, and its workers, keep this object for the whole run.
+        worker: loader processes; 0 reads in the main process. The batches are the same either way.
 
     Attributes:
         batches: what makes batches of the dataset's samples.
-        steps_per_epoch: optimizer steps; None if unknown.
-        epoch_size: samples; 0 if unknown.
-        samples_per_step: samples of one optimizer step, over all ranks.
-        is_exactly_resumable: whether `epoch` can start exactly at any position.
         is_indexed: whether samples have numbers; if not, no batch can be read to try a model on and then read again.
     """
 
-    dataset: Any
-    batches: Any
-    steps_per_epoch: int | None = None
-    epoch_size: int = 0
-    samples_per_step: int
-    is_exactly_resumable: bool
-    is_indexed: bool = False
-    _loader: DataLoader[Any]
+    is_indexed = True
 
-    def epoch(self, at: Position) -> Iterator[Step]:
-        """Return the steps from `at` to the end of its epoch."""
+    def __init__(
+        self,
+        dataset: SizedDataset,
+        config: LoaderConfig,
+        keys: Iterable[BatchKey],
+        worker: int,
+        seed: int,
+        device: torch.device,
+        *,
+        training: bool = False,
+    ) -> None:
+        self.dataset: Any = dataset
+        collate = find_collate(dataset, config.collate, training=training)
+        self.batches: Any = KeyedBatches(dataset, collate, seed)
+        self._loader = make_loader(self.batches, config, worker, seed, device, batch_sampler=keys)
 
-    def sample_batch(self, *, full: bool) -> Any:
-        """Return a batch to try a model on: a small one, or a full one, with the shape that a compiler will see."""
-
-    def samples(self, at: Position, steps: int = 1, *, everywhere: bool = False) -> list[list[int]]:
-        """Indices of the samples in `steps` steps from `at` on, by micro-batch; empty if they have none.
-
-        `everywhere`: of all processes, not only of this one.
-        """
-        return []
-
-    def state_dict(self) -> dict[str, Any]:
-        """State that a resume needs besides the position."""
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state_dict` returned."""
+    def _read_once(self, indices: Sequence[int]) -> Any:
+        """Read a batch. With workers, by one of its own: they would share the files that a dataset opens here."""
+        key = (0, list(indices))
+        loader = self._loader
+        if loader.num_workers == 0:
+            return self.batches.__getitems__(key)
+        alone = DataLoader(
+            loader.dataset,
+            batch_sampler=[key],  # type: ignore[list-item]
+            collate_fn=Loaded,
+            num_workers=1,
+            worker_init_fn=loader.worker_init_fn,
+            multiprocessing_context=loader.multiprocessing_context,
+            generator=torch.Generator(),  # not the global one, which would shift the draws of training
+        )
+        return next(read(alone))
 
     def close(self) -> None:
         """Stop the loader's worker processes, once no more data will be read."""
         end_workers(self._loader)
 
 
-class TrainStream(BatchStream):
+class TrainStream(Reader):
     """A map-style dataset, epoch by epoch, from any position: the order is a function of the epoch.
+
+    The seat `stream`: `IterableStream` of parts/streams overrides what depends on the numbers of samples.
 
     Args:
         dataset: not empty.
-        worker: loader processes; 0 reads in the main process. The batches are the same either way.
+        plan: makes the order of the samples.
+
+    Attributes:
+        steps_per_epoch: optimizer steps; None if unknown.
+        epoch_size: samples; 0 if unknown.
+        samples_per_step: samples of one optimizer step, over all ranks.
+        is_exactly_resumable: whether `epoch` can start exactly at any position.
     """
 
-    is_exactly_resumable = is_indexed = True
+    steps_per_epoch: int | None = None
+    epoch_size = 0
+    is_exactly_resumable = True
 
     def __init__(
         self,
@@ -138,51 +155,51 @@ class TrainStream(BatchStream):
         device: torch.device,
     ) -> None:
         refuse_lost_state(dataset, worker)
-        self.dataset = dataset
         self.plan = plan
         self.steps_per_epoch = plan.steps_per_epoch
         self.epoch_size = plan.order.size
         self.samples_per_step = plan.samples_per_step
         self._keys = _Keys()
-        seed = plan.order.seed
-        collate = find_collate(dataset, config.collate, training=True)
-        self.batches = KeyedBatches(dataset, collate, seed)
-        self._loader = make_loader(self.batches, config, worker, seed, device, batch_sampler=self._keys)
+        super().__init__(dataset, config, self._keys, worker, plan.order.seed, device, training=True)
 
     def sample_batch(self, *, full: bool) -> Any:
-        """Return a batch to try a model on; reading it leaves the random generators unchanged."""
+        """Return a batch to try a model on: a small one, or a full one, with the shape that a compiler will see.
+
+        Reading it leaves the random generators unchanged.
+        """
         size = 2
         if full:
             size = self.plan.batch_size
-        return _read_once(self._loader, list(range(min(size, self.epoch_size))))
+        return self._read_once(range(min(size, self.epoch_size)))
 
-    def samples(self, at: Position, steps: int = 1, *, everywhere: bool = False) -> list[list[int]]:
+    def samples(self, at: Position, steps: int = 1, *, everywhere: bool = False) -> list[int]:
+        """Return the numbers of this process' samples in `steps` steps from `at` on; empty if they have none.
+
+        `everywhere`: of all processes, not only of this one.
+        """
         ranks = [self.plan.rank]
         if everywhere:
             ranks = list(range(self.plan.world_size))
         found = []
         for rank in ranks:
             plan = replace(self.plan, rank=rank)
-            start = at
-            end = at.step + steps
-            while start.step < end:
-                for step in islice(plan.global_batches(start), end - start.step):
-                    start = step.after
-                    for indices in step.indices:
-                        found.append([index % len(self.dataset) for index in indices])
+            after = at
+            for _ in range(steps):
+                step = next(plan.global_batches(after))
+                after = step.after
+                for indices in step.indices:
+                    found += [index % len(self.dataset) for index in indices]
         return found
 
     def state_dict(self) -> dict[str, Any]:
         """Return the dataset's own state, if it has any; the position in the data is part of the run's position."""
-        dataset: Any = self.dataset
-        if not callable(getattr(dataset, "state_dict", None)):
+        if not callable(getattr(self.dataset, "state_dict", None)):
             return {}
-        return {"dataset": dataset.state_dict()}
+        return {"dataset": self.dataset.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        dataset: Any = self.dataset
-        if "dataset" in state and callable(getattr(dataset, "load_state_dict", None)):
-            dataset.load_state_dict(state["dataset"])
+        if "dataset" in state and callable(getattr(self.dataset, "load_state_dict", None)):
+            self.dataset.load_state_dict(state["dataset"])
 
     def epoch(self, at: Position) -> Iterator[Step]:
         """Yield the steps from `at` to the end of its epoch. Skipped samples are not read."""
@@ -218,8 +235,7 @@ def refuse_lost_state(dataset: Any, worker: int) -> None:
         )
 
 
-@dataclass(eq=False)
-class EvaluationLoader:
+class EvaluationLoader(Reader):
     """This process' share of a dataset: in order, every sample of the whole set on exactly one process.
 
     Attributes:
@@ -228,52 +244,32 @@ class EvaluationLoader:
         keys: this process' batches, in order.
     """
 
-    dataset: SizedDataset
-    config: LoaderConfig
-    _: KW_ONLY
-    batch_size: int
-    worker: int
-    rank: Rank
-    seed: int
-    split: str = "eval"
-    name: str = ""
-
-    def __post_init__(self) -> None:
-        self.size = len(self.dataset)
-        self.keys = evaluation_keys(self.size, self.batch_size, self.rank.rank, self.rank.world_size)
-        collate = find_collate(self.dataset, self.config.collate)
-        self.batches = KeyedBatches(self.dataset, collate, self.seed)
-        self._loader = make_loader(
-            self.batches, self.config, self.worker, self.seed, self.rank.device, batch_sampler=self.keys
-        )
+    def __init__(
+        self,
+        dataset: SizedDataset,
+        config: LoaderConfig,
+        *,
+        batch_size: int,
+        worker: int,
+        rank: Rank,
+        seed: int,
+        split: str = "eval",
+        name: str = "",
+    ) -> None:
+        self.batch_size = batch_size
+        self.seed = seed
+        self.split = split
+        self.name = name
+        self.size = len(dataset)
+        self.keys = evaluation_keys(self.size, batch_size, rank.rank, rank.world_size)
+        super().__init__(dataset, config, self.keys, worker, seed, rank.device)
 
     def __iter__(self) -> Iterator[Any]:
         return read(self._loader)
 
     def sample_batch(self, indices: Sequence[int] = (0,)) -> Any:
         """Return a batch of some samples."""
-        return _read_once(self._loader, list(indices))
-
-    def close(self) -> None:
-        """Stop the loader's worker processes, once no more data will be read."""
-        end_workers(self._loader)
-
-
-def _read_once(loader: DataLoader[Any], indices: list[int]) -> Any:
-    """Read a batch. With workers, by one of its own: they would share the files that a dataset opens here."""
-    key = (0, indices)
-    if loader.num_workers == 0:
-        return loader.dataset.__getitems__(key)  # type: ignore[attr-defined]
-    alone = DataLoader(
-        loader.dataset,
-        batch_sampler=[key],  # type: ignore[list-item]
-        collate_fn=Loaded,
-        num_workers=1,
-        worker_init_fn=loader.worker_init_fn,
-        multiprocessing_context=loader.multiprocessing_context,
-        generator=torch.Generator(),  # not the global one, which would shift the draws of training
-    )
-    return next(read(alone))
+        return self._read_once(indices)
 
 
 def make_loader(
@@ -316,7 +312,7 @@ def to_device(batch: Any, device: torch.device) -> Any:
     return map_tensors(batch, lambda tensor: tensor.to(device, non_blocking=later), "to", device)
 
 
-def whereabouts(stream: BatchStream, step: Step | None, at: Position) -> str:
+def whereabouts(stream: TrainStream, step: Step | None, at: Position) -> str:
     """Return the trainer's step and samples, given its position `at` and the last `step` it received."""
     if step is None:
         return "before the first step"
@@ -328,18 +324,8 @@ def whereabouts(stream: BatchStream, step: Step | None, at: Position) -> str:
     return f"training step {at.step + 1}, epoch {at.epoch + 1}{sample_text(stream.samples(at))}"
 
 
-def bad_samples(stream: BatchStream, step: int, rank: Rank) -> str:
-    """This rank and its samples of a step, counted from 1."""
-    if stream.steps_per_epoch is None:
-        return f"rank {rank.rank}"
-    epoch, number = divmod(step - 1, stream.steps_per_epoch)
-    at = Position(step - 1, epoch, number * stream.samples_per_step, stream.epoch_size)
-    return f"rank {rank.rank}{sample_text(stream.samples(at))}"
-
-
-def sample_text(batches: list[list[int]]) -> str:
-    """Name the first samples of these batches; empty for data without indices."""
-    numbers = [number for batch in batches for number in batch]
+def sample_text(numbers: Sequence[int]) -> str:
+    """Name the first of these samples; empty for data without indices."""
     if not numbers:
         return ""
     text = f", of train samples {', '.join(map(str, numbers[:_SHOWN]))}"

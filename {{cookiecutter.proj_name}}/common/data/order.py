@@ -72,10 +72,9 @@ class EpochOrder:
         except ValueError:  # lists of different lengths
             order = np.empty((0, 0))
         problem = ""
-        if order.ndim == 2:
-            problem = "lists of indices, not indices; for batches of your own, see docs/data.md, Batches of your own"
-        elif order.ndim != 1 or not len(order) or order.dtype.kind not in "iu":
-            problem = f"an array of shape {order.shape} and type {order.dtype}, not a list of indices"
+        if order.ndim != 1 or not len(order) or order.dtype.kind not in "iu":
+            what = f"an array of shape {order.shape} and type {order.dtype}"
+            problem = f"{what}, not a list of indices; see docs/data.md, Batches of your own"
         elif order.min() < 0 or order.max() >= size:
             problem = f"indices from {order.min()} to {order.max()}, but the dataset has {size} samples"
         elif epoch and len(order) != self.size:
@@ -173,8 +172,9 @@ class EpochPlan:
     @property
     def steps_per_epoch(self) -> int:
         """Optimizer steps in a whole epoch."""
-        not_full = 0 if self.drop_last else self.samples_per_step - 1
-        return (self.order.size + not_full) // self.samples_per_step
+        if self.drop_last:
+            return self.order.size // self.samples_per_step
+        return -(-self.order.size // self.samples_per_step)
 
     def global_batches(self, at: Position) -> Iterator[GlobalBatch]:
         """Yield the global batches from `at` to the end of its epoch."""

@@ -18,21 +18,16 @@ from common.data.view import View, is_map_style, kind_of
 # Keys of a split's section that are not arguments of the dataset.
 OWN = ("eval_batch_size",)
 _KEY = "image"  # the part of a sample that is apply_transforms unless the config says otherwise
-Sections = dict[str, Mapping[str, Any]]
 
 
-def sets_of(part: Mapping[str, Any] | None) -> Sections:
-    """Return the sets of a split by name; a single one is called "". Empty if the split is null."""
+def sets_of(part: Mapping[str, Any] | None) -> dict[str, Mapping[str, Any]]:
+    """Return the sets of a split by name; a single one, with a `type`, is called "". Empty if the split is null."""
     if part is None:
         return {}
-    return _find_named(part) or {"": part}
-
-
-def _find_named(part: Mapping[str, Any]) -> Sections:
-    """Return the sections in `part`; empty if it is itself the section of a dataset, which has a `type`."""
-    if "type" in part:
-        return {}
-    return {name: item for name, item in part.items() if isinstance(item, Mapping)}
+    sets = {name: item for name, item in part.items() if isinstance(item, Mapping)}
+    if "type" in part or not sets:
+        return {"": part}
+    return sets
 
 
 def build_dataset(
@@ -121,18 +116,35 @@ class Transform:
             raise RuntimeError(f"{self.where}: {type(error).__name__}: {error}") from error
 
 
+@dataclass(frozen=True)
 class SetSection:
     """Checks the section of a dataset and its `transforms`: `sets: list[Annotated[dict[str, Any], SetSection()]]`.
 
-    `ignore`: keys of the section that are not arguments of the dataset. They also survive a change of `type`.
+    Attributes:
+        ignore: keys of the section that are not arguments of the dataset. They also survive a change of `type`.
+        by_name: it may be null, or several such sections by name, `{clean: {type: DigitsDataset}}`; a set that is null
+            is omitted, so a config can drop a set of its base.
     """
 
     ignore: tuple[str, ...] = ()
+    by_name: bool = False
 
     def check(self, value: Any, key: str) -> Iterator[Problem]:
+        if self.by_name and (value is None or (isinstance(value, Mapping) and "" not in sets_of(value))):
+            for name, part in (value or {}).items():
+                below = f"{key}.{name}"
+                if not re.fullmatch(r"[\w-]+", name):
+                    rule = "is not a valid name for a set: use only letters, digits, _ and -"
+                    yield Problem(below, ABSENT, rule)
+                elif part is not None:
+                    yield from SetSection(self.ignore).check(part, below)
+            return
         yield from DATASET_REGISTRY.check(value, key, ignore=(*self.ignore, "transforms"))
         if not isinstance(value, Mapping):
             return
+        size = value.get("eval_batch_size", 1)
+        if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+            yield Problem(f"{key}.eval_batch_size", size, "must be an integer, at least 1")
         transforms = value.get("transforms") or []
         if not isinstance(transforms, list):
             yield Problem(f"{key}.transforms", transforms, "must be a list of sections: [{type: ..., arguments}, ...]")
@@ -145,48 +157,15 @@ class SetSection:
                 yield Problem(f"{below}.key", name, "must be the name of a field of a sample, or null for all of it")
 
 
-class DatasetSection(SetSection):
-    """Checks a section that describes one split: `{type: DigitsDataset, eval_batch_size: 256, shift: 1}`."""
-
-    ignore = OWN
-
-    def check(self, value: Any, key: str) -> Iterator[Problem]:
-        if value is None:
-            return
-        yield from super().check(value, key)
-        if isinstance(value, Mapping):
-            size = value.get("eval_batch_size", 1)
-            if isinstance(size, bool) or not isinstance(size, int) or size < 1:
-                yield Problem(f"{key}.eval_batch_size", size, "must be an integer, at least 1")
-
-
-class EvaluationSection(DatasetSection):
-    """Checks a split: the section of a dataset, or several such sections by name, `{clean: {type: DigitsDataset}}`.
-
-    A set that is null is omitted, so a config can drop a set of its base.
-    """
-
-    def check(self, value: Any, key: str) -> Iterator[Problem]:
-        if not isinstance(value, Mapping) or not _find_named(value):
-            yield from super().check(value, key)
-            return
-        for name, part in value.items():
-            below = f"{key}.{name}"
-            if not re.fullmatch(r"[\w-]+", name):
-                yield Problem(below, ABSENT, "is not a valid name for a set: use only letters, digits, _ and -")
-            else:
-                yield from super().check(part, below)
-
-
-TrainSection = Annotated[dict[str, Any], DatasetSection(), Field(description="training data")]
+TrainSection = Annotated[dict[str, Any], SetSection(OWN), Field(description="training data")]
 ValSection = Annotated[
     dict[str, Any] | None,
-    EvaluationSection(),
+    SetSection(OWN, by_name=True),
     Field(description="validation data, which choose the best checkpoint; null: none; several: name: {type: ...}"),
 ]
 EvalSection = Annotated[
     dict[str, Any] | None,
-    EvaluationSection(),
+    SetSection(OWN, by_name=True),
     Field(description="evaluation data, for the reported numbers; null: none; several: name: {type: ...}"),
 ]
 

@@ -123,7 +123,9 @@ def _wrong_labels(frames: Sequence[FrameType]) -> str:
         return ""
     if loader is not None:
         done = _local(frames, "seen").batches
-        batches = [indices for _, indices in loader.keys[max(done - 1, 0) : done + 1]]
+        numbers: list[int] = []
+        for _, indices in loader.keys[max(done - 1, 0) : done + 1]:
+            numbers += indices
         dataset = loader.dataset
         name = label(loader.split, loader.name)
     else:
@@ -131,7 +133,7 @@ def _wrong_labels(frames: Sequence[FrameType]) -> str:
         before = min(trainer.at.sample // stream.samples_per_step, _BEFORE)
         sample = trainer.at.sample - before * stream.samples_per_step
         at = trainer.at._replace(step=trainer.at.step - before, sample=sample)
-        batches = stream.samples(at, before + 1)
+        numbers = stream.samples(at, before + 1)
         dataset = stream.dataset
         name = "train"
     known = {-100, *range(classes)}
@@ -141,7 +143,7 @@ def _wrong_labels(frames: Sequence[FrameType]) -> str:
         for value in vars(term.function).values():
             known.add(getattr(value, "ignore_index", -100))
     wrong = []
-    for number in (number for batch in batches for number in batch):
+    for number in numbers:
         for value in torch.as_tensor(dataset[number]["label"]).unique().tolist():
             if value not in known:
                 wrong.append(f"{value} in sample {number}")

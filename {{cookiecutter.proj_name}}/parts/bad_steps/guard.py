@@ -13,8 +13,8 @@ from common.base.parts import AVERAGE
 from common.checkpoint.file import read_checkpoint, step_of
 from common.checkpoint.saver import Saver
 from common.checkpoint.state import RunState
-from common.data.loader import BatchStream, sample_text
-from common.distributed import from_main, gather_objects, sum_over_ranks
+from common.data.loader import TrainStream, sample_text
+from common.distributed import from_main, sum_over_ranks
 from common.distributed.buffers import keep_buffers
 from common.finite import not_finite
 from common.progress import Position
@@ -43,7 +43,7 @@ class Guard:
     may_be_new = True
 
     def __init__(
-        self, config: BadStepsConfig, stream: BatchStream, saver: Saver, state: RunState, strategy: Any, monitor: Any
+        self, config: BadStepsConfig, stream: TrainStream, saver: Saver, state: RunState, strategy: Any, monitor: Any
     ) -> None:
         self.config = config
         self.stream = stream
@@ -128,16 +128,15 @@ class Guard:
         self.left_at = step
         if action == "rewind" and not is_over:
             start = self._go_back(f"step {step} is bad: {why}")
-        shares = gather_objects(self.stream.samples(start, step - start.step), self.state.rank)
-        samples = sorted({number for share in shares for batch in share for number in batch})
+        samples = sorted(set(self.stream.samples(start, step - start.step, everywhere=True)))
         if is_over:
             more = f", as were {self.left_out - 1} before it" if self.left_out > 1 else ""
-            raise not_finite(f"step {step} is bad{more}: {why}{sample_text([samples])}", self.saver)
+            raise not_finite(f"step {step} is bad{more}: {why}{sample_text(samples)}", self.saver)
         self.monitor.recorder.record("skipped", step=step, first=start.step + 1, why=why, samples=samples)
         more = ""
         if action == "rewind":
             more = f"; rewound to step {start.step}, so steps {start.step + 1} to {step} are skipped"
-        logger.warning("step {} is skipped{}: {}{}", step, more, why, sample_text([samples]))
+        logger.warning("step {} is skipped{}: {}{}", step, more, why, sample_text(samples))
 
     def _go_back(self, why: str) -> Position:
         """Take weights and optimizer of the last planned checkpoint. Returns its position."""
@@ -179,7 +178,7 @@ class Guard:
 
 
 def build(
-    config: OptimConfig, stream: BatchStream, saver: Saver, state: RunState, strategy: Any, monitor: Any
+    config: OptimConfig, stream: TrainStream, saver: Saver, state: RunState, strategy: Any, monitor: Any
 ) -> Guard | None:
     """Fill the seat `guard` of a step with this section `optim`; None if only losses and gradients are checked."""
     if not config.bad_steps.is_active:

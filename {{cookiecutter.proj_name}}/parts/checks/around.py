@@ -8,7 +8,7 @@ from loguru import logger
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from common.base.text import label
-from common.data.loader import BatchStream, EvaluationLoader, TrainStream
+from common.data.loader import Reader
 from common.data.order import EpochPlan
 from common.progress import Position
 from common.run_context import RunContext
@@ -24,13 +24,13 @@ from parts.checks.slow_data import SlowDataAdvice
 def around(run: RunContext, trainer: Trainer) -> Iterator[None]:
     """Warn of what is found, in the main process."""
     if run.rank.is_main:
-        loaders: dict[str, BatchStream | EvaluationLoader] = {"train": trainer.stream}
+        loaders: dict[str, Reader] = {"train": trainer.stream}
         for loader in (*trainer.val, *trainer.evaluation):
             loaders[label(loader.split, loader.name)] = loader
         for name, each in loaders.items():
             log_classes(name, each.dataset)
         warn_of_shared_samples(loaders, trainer.state.fingerprint["data"])
-        if isinstance(trainer.stream, TrainStream):
+        if trainer.stream.is_indexed:
             warn_of_single_samples(trainer.task, trainer.stream.plan)
         trainer.evaluator.after_sanity_check.append(FirstBatch(trainer))
     trainer.monitor.after_log.append(SlowDataAdvice(trainer.config.num_workers, run.rank, trainer.at))

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from common.base.errors import UserError
-from common.data.loader import TrainStream
 from common.distributed.buffers import buffers_unchanged, named_buffers
 from common.distributed.seed import random_state_unchanged
 from common.run_context import RunContext
@@ -35,7 +34,7 @@ def refuse_varying_bits(trainer: Trainer) -> None:
         UserError: data or results differ, a batch changes a buffer, or a gradient is sparse.
     """
     step, stream = trainer.optimizer_step, trainer.stream
-    if not isinstance(step, FixedStep) or not isinstance(stream, TrainStream):
+    if not isinstance(step, FixedStep) or not stream.is_indexed:
         return
     for name, reading in trainer.state.fingerprint["data"].items():  # none without parts/data_check
         if reading["varies"]:

@@ -15,7 +15,7 @@ from torch.utils.data import IterableDataset
 from common.base.errors import UserError
 from common.data.held import OwnGenerators
 from common.data.keyed import find_collate, loop_streams_unchanged, make_batch, seed_all, set_epoch
-from common.data.loader import BatchStream, Step, make_loader, refuse_lost_state
+from common.data.loader import Step, TrainStream, make_loader, refuse_lost_state
 from common.data.order import GlobalBatch
 from common.data.view import kind_of
 from common.data.workers import read
@@ -134,7 +134,7 @@ def _mark(record: Any) -> int:
     return zlib.crc32(re.sub(r" at 0x\w+", "", repr(record)).encode())
 
 
-class IterableStream(BatchStream):
+class IterableStream(TrainStream):
     """The training data of an iterable dataset, each record once over all ranks and workers.
 
     Records are dealt out by position (see `_Batches`), which requires that all processes read the same records in the
@@ -150,6 +150,8 @@ class IterableStream(BatchStream):
 
     `debug.max_samples` are records over all readers; with `share`, rounded up for each.
     """
+
+    is_indexed = False
 
     def __init__(self, dataset: Any, config: RunConfig, rank: Rank, seed: int) -> None:
         self.dataset = dataset
@@ -217,6 +219,10 @@ class IterableStream(BatchStream):
         if self._first is None:
             raise self._no_samples(0)
         return deepcopy(self._first.batch)
+
+    def samples(self, at: Position, steps: int = 1, *, everywhere: bool = False) -> list[int]:
+        """Return nothing: records have no numbers."""
+        return []
 
     def _no_samples(self, epoch: int) -> UserError:
         return UserError(
