@@ -2,6 +2,7 @@
 
 import signal
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from loguru import logger
@@ -15,7 +16,7 @@ from common.checkpoint.folder import CheckpointFolder
 from common.checkpoint.layout import Layout, check_extra_state
 from common.checkpoint.resume import accept_changes, fingerprint
 from common.checkpoint.saver import Saver
-from common.checkpoint.state import RunState, Stateful, load_task
+from common.checkpoint.state import RunState, load_task
 from common.data.loader import EvaluationLoader, Step, TrainStream, whereabouts
 from common.data.workers import stop_waiting_at
 from common.distributed import max_over_ranks, share_buffers
@@ -105,7 +106,7 @@ class Trainer:
         self.saver = Saver(folder, config.checkpoint, self.rank)
         self.scaled = ScaledSteps(precision, self.saver)
         # `begin_stage` adds optimizer, schedule and the seat `guard`, which a stage replaces.
-        saved: dict[str, Stateful] = {
+        saved: dict[str, Any] = {
             AVERAGE: self.average,
             "precision": precision,
             "best": self.best,
@@ -124,7 +125,7 @@ class Trainer:
         self.begin_stage()
         set_seed(mix(run.seed, self.rank.rank))  # from here on, each rank draws different random numbers (dropout)
 
-    def register_state(self, name: str, part: Stateful) -> None:
+    def register_state(self, name: str, part: Any) -> None:
         """Save `part` with the run: for plugins."""
         self.state.register(name, part)
 

@@ -2,6 +2,8 @@
 
 import os
 import re
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -43,12 +45,14 @@ class CheckpointFolder:
     Attributes:
         source: the checkpoint that the run continues from, which may lie elsewhere.
         has_saved: whether this run has written one.
+        after_write: functions to call with each file that was written, and its step, from the thread that writes.
     """
 
     def __init__(self, folder: Path, keep: int = 0) -> None:
         self.keep = keep
         self.source: Path | None = None
         self.has_saved = False
+        self.after_write: list[Callable[..., object]] = []
         self.move_to(folder)
 
     def move_to(self, folder: Path) -> None:
@@ -75,10 +79,12 @@ class CheckpointFolder:
             return []
         found = [path for path in (self.latest, self.previous, self.best) if path.name in names]
         numbered = [self.folder / name for name in names if _NUMBERED.fullmatch(name)]
-        return found + sorted(numbered, key=_number)
+        return found + sorted(numbered, key=lambda path: int(path.stem[5:]))
 
-    def save(self, state: State, *, step: int | None = None, best: bool = False) -> list[Path]:
+    def save(self, state: State, *, step: int | None = None, best: bool = False) -> None:
         """Write `latest.pt`, and the same file as `step_<step>.pt` and / or `best.pt`. Then delete old files."""
+        began = time.monotonic()
+        self.folder.mkdir(parents=True, exist_ok=True)  # the run's folder may have been moved or deleted
         paths = [self.latest]
         if best:
             paths.append(self.best)
@@ -90,7 +96,15 @@ class CheckpointFolder:
             numbered = [path for path in self.files() if _NUMBERED.fullmatch(path.name)]
             for path in numbered[: -self.keep]:
                 path.unlink(missing_ok=True)
-        return paths
+        at = state["position"]["step"]
+        for path in paths:
+            for function in self.after_write:
+                function(path, at)
+        names = ", ".join(path.name for path in paths)
+        level = "DEBUG"  # latest.pt alone is no news, with a line for each epoch
+        if len(paths) > 1:
+            level = "INFO"
+        logger.log(level, "saved {} (step {}, {:.2f} s)", names, at, time.monotonic() - began)
 
     def rewind_to(self, checkpoint: LoadedCheckpoint) -> None:
         """Make `checkpoint`, of this run, the latest; later ones are renamed to `abandoned_...`, and never deleted.
@@ -147,10 +161,6 @@ class CheckpointFolder:
                 "or omit --resume; the existing folder will be renamed"
             )
         return None
-
-
-def _number(path: Path) -> int:
-    return int(path.stem.removeprefix("step_"))
 
 
 def best_in(path: Path) -> Path:

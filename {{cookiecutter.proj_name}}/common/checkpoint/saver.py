@@ -44,7 +44,6 @@ class Saver(AbstractContextManager["Saver"]):
     Attributes:
         saved_step: step of the last save, also if it is still being written or failed, or of the checkpoint that was
             resumed from; None if there is none.
-        after_write: functions to call with each file that was written, and its step, from the thread that writes.
         at_end: functions to call when training ends, with a function that returns the signal that ended it, or 0.
     """
 
@@ -53,7 +52,6 @@ class Saver(AbstractContextManager["Saver"]):
         self.config = config
         self.rank = rank
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
-        self.after_write: list[Callable[..., object]] = []
         self.at_end: list[Callable[..., object]] = []
         self._pending: Future[None] | None = None
         self.saved_step: int | None = None
@@ -81,7 +79,10 @@ class Saver(AbstractContextManager["Saver"]):
         state = self._copy_to_host(state)
         if not self.rank.is_main:
             return
-        self._pending = self._executor.submit(self._write, state, step, numbered, best)
+        number = None
+        if numbered:
+            number = step
+        self._pending = self._executor.submit(self.folder.save, state, step=number, best=best)
         if not self.config.background:
             self.wait()
 
@@ -129,22 +130,6 @@ class Saver(AbstractContextManager["Saver"]):
             function(stopped_by)
         if self._failed:
             raise UserError(f"the last checkpoint could not be written; {self.folder.last_good}")
-
-    def _write(self, state: State, step: int, numbered: bool, best: bool) -> None:
-        number = step if numbered else None
-        try:
-            paths = self.folder.save(state, step=number, best=best)
-        except FileNotFoundError:  # the run's folder was moved or deleted in the meantime
-            self.folder.folder.mkdir(parents=True, exist_ok=True)
-            paths = self.folder.save(state, step=number, best=best)
-        for path in paths:
-            for function in self.after_write:
-                function(path, step)
-        names = ", ".join(path.name for path in paths)
-        level = "DEBUG"  # latest.pt alone is no news, with a line for each epoch
-        if len(paths) > 1:
-            level = "INFO"
-        logger.log(level, "saved {} (step {}, {:.2f} s)", names, step, time.monotonic() - self._saved_at)
 
     def _copy_to_host(self, state: Any) -> Any:
         """`state` with its tensors copied to host memory, on the main process.

@@ -3,7 +3,7 @@
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from loguru import logger
 from torch import Tensor, nn
@@ -11,7 +11,7 @@ from torch.nn.modules.batchnorm import _NormBase
 
 from common.base.errors import UserError
 from common.base.nested import map_leaves
-from common.base.parts import required
+from common.base.parts import AVERAGE, required
 from common.checkpoint.checksum import state_checksum
 from common.checkpoint.file import FORMAT, State
 from common.checkpoint.layout import Layout, fit_buffers
@@ -26,23 +26,12 @@ from common.progress import Position
 _DATA = "data"  # may differ between processes: a dataset can count what it has read
 
 
-class Stateful(Protocol):
-    """Something that can be saved: its state is tensors, numbers, strings, and lists, tuples and dicts of these."""
+def load_task(task: nn.Module, state: State, source: Path, empty: Collection[str] = ()) -> None:
+    """Load the task's tensors in a checkpoint: those of its `model`, averaged if it has averages, and all others.
 
-    def state_dict(self) -> State: ...
-
-    def load_state_dict(self, state: Any, /) -> Any: ...
-
-
-def load_task(
-    task: nn.Module, state: State, source: Path, *, average: bool = True, empty: Collection[str] = ()
-) -> None:
-    """Load the task's tensors in a checkpoint: those of its `model` and all others. Every process must call this.
-
-    Frozen tensors that the checkpoint leaves out must be those of their source in `task`.
+    Frozen tensors that the checkpoint leaves out must be those of their source in `task`. Every process must call this.
 
     Args:
-        average: load averages, where the checkpoint has them and uses them.
         empty: see `fit_buffers`.
 
     Raises:
@@ -51,9 +40,7 @@ def load_task(
     weights = {**state["model"], **state["task"]}
     left_out = state["frozen"]
     fit_buffers(task, weights, empty)
-    if average:
-        weights = averaged_state_dict(weights, state)
-    load_weights(task, weights, str(source), left_out)
+    load_weights(task, averaged_state_dict(weights, state), str(source), left_out)
     if left_out:
         frozen = required("frozen", "tensors", f"{source} leaves out frozen tensors: to load it")
         frozen.check_frozen(task, left_out, str(source))  # every process
@@ -66,18 +53,19 @@ class RunState:
     Attributes:
         task: without wrappers, so names have no prefix. The tensors of its `model` are saved as `model`, all others as
             `task`.
-        states: everything else that is saved, by name.
+        states: everything else that is saved, by name: objects with `state_dict` and `load_state_dict`. States are
+            tensors, numbers, strings, and lists, tuples and dicts of these.
         fingerprint: see `common.checkpoint.resume`.
         about: plain values (the config) stored in a checkpoint.
         user_states: parts that plugins registered.
     """
 
     task: nn.Module
-    states: dict[str, Stateful]
+    states: dict[str, Any]
     rank: Rank
     fingerprint: State
     about: State
-    user_states: dict[str, Stateful] = field(default_factory=dict)
+    user_states: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         config = self.about["config"]
@@ -88,7 +76,7 @@ class RunState:
         self._warned = False
         self._draws_alike = config["dist"].get("reduction") == "fixed"
 
-    def register(self, name: str, part: Stateful) -> None:
+    def register(self, name: str, part: Any) -> None:
         """Save `part` with the run, for each rank if ranks differ. Raises `UserError` if the name is taken."""
         if name in self.user_states or name == _DATA:  # saved like `user`, since it may differ between processes too
             raise UserError(f"register_state: the name {name} is taken; choose another")
@@ -175,7 +163,7 @@ class RunState:
         Raises:
             UserError: the weights are another model's, or were saved for each of more or fewer processes.
         """
-        load_task(self.task, state, source, average=False, empty=self.layout.empty)
+        load_task(self.task, {**state, AVERAGE: {}}, source, self.layout.empty)
         user = dict(state["user"])
         ranks = state["ranks"]
         if ranks:
@@ -259,7 +247,7 @@ class RunState:
         return sorted(names)
 
 
-def _states_of(objects: Mapping[str, Stateful]) -> dict[str, Any]:
+def _states_of(objects: Mapping[str, Any]) -> dict[str, Any]:
     return {name: each.state_dict() for name, each in objects.items()}
 
 

@@ -15,6 +15,6 @@ def around(run: RunContext, trainer: Trainer) -> Iterator[None]:
     if run.rank.is_main and not trainer.config.debug.debug_mode and os.environ.get("AFTER_SAVE") != "off":
         for section in trainer.config.checkpoint.after_save:  # type: ignore[attr-defined]  # which this part adds
             function = AfterSave(section)
-            trainer.saver.after_write.append(function.add)
+            trainer.saver.folder.after_write.append(function.add)
             trainer.saver.at_end.append(function.finish)
     yield
