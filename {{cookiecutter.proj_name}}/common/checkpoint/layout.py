@@ -99,9 +99,7 @@ def fit_buffers(task: nn.Module, saved: State, empty: Collection[str] = ()) -> N
 
     `empty`: buffers that are None if they are not among them.
     """
-    device = None
-    for parameter in task.parameters():
-        device = parameter.device
+    device = getattr(next(task.parameters(), None), "device", None)
     for name, module, leaf, buffer in named_buffers(task):
         value = saved.get(name)
         if value is not None and (buffer is None or buffer.shape != value.shape):

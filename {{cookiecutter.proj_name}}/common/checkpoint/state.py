@@ -96,18 +96,11 @@ class RunState:
         frozen = {}
         if self._frozen is not None:
             frozen = self._frozen.to_leave_out()  # every process
+        task = {name: value for name, value in self.task.state_dict().items() if name not in frozen}
         of_model = self.task.get_submodule("model").state_dict()
-        model = {}
-        task = {}
-        for name, value in self.task.state_dict().items():
-            if name in frozen:
-                continue
-            if name in of_model:
-                model[name] = value
-            else:
-                task[name] = value
-        states = _states_of(self.states)
-        user = _states_of(self.user_states)
+        model = {name: task.pop(name) for name in of_model if name in task}
+        states = {name: each.state_dict() for name, each in self.states.items()}
+        user = {name: each.state_dict() for name, each in self.user_states.items()}
         random = gather_to_main(mine, self.rank)  # every process
         if self._draws_alike:  # with dist.reduction fixed, all ranks have the same, and each step seeds its own
             random = random[:1]
@@ -245,10 +238,6 @@ class RunState:
             for name, _ in everywhere[0].items() ^ other.items():
                 names.add(name)
         return sorted(names)
-
-
-def _states_of(objects: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: each.state_dict() for name, each in objects.items()}
 
 
 def _in_host_memory(value: Any, path: tuple[Any, ...]) -> Any:

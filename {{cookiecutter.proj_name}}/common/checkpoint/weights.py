@@ -68,11 +68,12 @@ def init_weights(model: nn.Module, config: InitConfig, project: Path, rank: Rank
         CheckpointError: the file cannot be downloaded or read, or holds no weights.
         UserError: with `strict`, something does not fit; in any case, when nothing fits.
     """
-    if config.path is None:
+    source = weights_path(config.path, project)
+    if source is None:
         return
-    path = Path(weights_path(config.path, project) or "")
-    if _is_address(config.path):
-        path = _download(config.path, rank)
+    path = Path(source)
+    if _is_address(source):
+        path = _download(source, rank)
     weights = _read_weights(path, config)
     own = model.state_dict()
     others = join_names(sorted(weights.keys() - own.keys()))

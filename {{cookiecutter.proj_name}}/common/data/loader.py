@@ -101,24 +101,15 @@ class Reader:
         self.dataset: Any = dataset
         collate = find_collate(dataset, config.collate, training=training)
         self.batches: Any = KeyedBatches(dataset, collate, seed)
-        self._loader = make_loader(self.batches, config, worker, seed, device, batch_sampler=keys)
+        self._make = partial(make_loader, self.batches, config, seed=seed, device=device)
+        self._loader = self._make(worker=worker, batch_sampler=keys)
 
     def _read_once(self, indices: Sequence[int]) -> Any:
         """Read a batch. With workers, by one of its own: they would share the files that a dataset opens here."""
-        key = (0, list(indices))
-        loader = self._loader
-        if loader.num_workers == 0:
-            return self.batches.__getitems__(key)
-        alone = DataLoader(
-            loader.dataset,
-            batch_sampler=[key],  # type: ignore[list-item]
-            collate_fn=Loaded,
-            num_workers=1,
-            worker_init_fn=loader.worker_init_fn,
-            multiprocessing_context=loader.multiprocessing_context,
-            generator=torch.Generator(),  # not the global one, which would shift the draws of training
-        )
-        return next(read(alone))
+        alone = self._make(worker=min(1, self._loader.num_workers), batch_sampler=[(0, list(indices))])
+        [batch] = read(alone)
+        end_workers(alone)
+        return batch
 
     def close(self) -> None:
         """Stop the loader's worker processes, once no more data will be read."""
