@@ -12,8 +12,7 @@ from common.base.text import label, number
 from common.build import build_evaluation, check_classes
 from common.checkpoint.file import read_checkpoint
 from common.checkpoint.folder import best_in
-from common.config import Resolved, option_value, resolve
-from common.config.layers import node_of
+from common.config import Resolved, option_value
 from common.config.problem import shown_path as shown
 from common.distributed import Rank
 from common.distributed.devices import set_up_process
@@ -24,7 +23,7 @@ from common.monitor.result import SetResult
 from common.monitor.writer import drop_duplicate_loss
 from common.run.paths import PROJECT, DirConfig, RunPaths
 from cli.command_line import parse
-from cli.program import EvalConfig, drop_stored_launch_options, explained, stored_config
+from cli.program import EvalConfig, entered, with_default_launch
 from cli.trained import load_task
 
 _NO_CHECKPOINT = "model_pt: which checkpoint? python evaluate.py --model_pt experiments/<name>/checkpoints/best.pt"
@@ -54,7 +53,7 @@ def main(argv: list[str]) -> int:
         raise UserError(_NO_CHECKPOINT)
     path = best_in(without_tilde(config.model_pt, "model_pt"))
     folder = eval_dir(config.dir, path, config.split, PROJECT)
-    with distributed_run(rank, config.dist, resolved.values) as rank, explained():
+    with distributed_run(rank, config.dist, resolved.values) as rank, entered("explain"):
         if rank.is_main:
             for text in resolved.warnings:
                 logger.warning("{}", text)
@@ -65,16 +64,25 @@ def main(argv: list[str]) -> int:
 
 
 def read_config(argv: list[str]) -> Resolved[EvalConfig]:
-    """Return the config that the command names, or that of the run; of a checkpoint that lies elsewhere, its own."""
-    stored = stored_config(argv, "--model_pt")
+    """Return the config that the command names, or that of the checkpoint."""
+    words = argv
+    stored = None
+    origin = ""
     model_pt = option_value(argv, "--model_pt")
-    if stored is None and model_pt is not None and option_value(argv, "--config") is None:
+    if model_pt and option_value(argv, "--config") is None:
         path = best_in(without_tilde(model_pt, "model_pt"))
-        config = read_checkpoint(path)["about"]["config"]
-        return resolve(EvalConfig, [], argv, stored=node_of(config, f"the config in {path}"))
-    words = drop_stored_launch_options(argv, stored)
-    default = stored or PROJECT / "configs" / "eval.yaml"
-    return parse(EvalConfig, words, prog="evaluate.py", description=__doc__ or "", default=default)
+        stored = read_checkpoint(path)["about"]["config"]
+        origin = f"the config in {path}"
+        words = with_default_launch(argv)
+    return parse(
+        EvalConfig,
+        words,
+        prog="evaluate.py",
+        description=__doc__ or "",
+        default=PROJECT / "configs" / "eval.yaml",
+        stored=stored,
+        origin=origin,
+    )
 
 
 def evaluate(config: EvalConfig, path: Path, folder: Path, rank: Rank) -> str:

@@ -13,7 +13,7 @@ from common.monitor.log import setup_log
 from common.run.paths import PROJECT
 from common.run_context import managed_run
 from common.trainer import Trainer
-from cli.program import around, explained, train_config
+from cli.program import entered, train_config
 from cli.summary import log_end, log_start
 
 
@@ -25,7 +25,7 @@ def main(argv: list[str]) -> int:
     code = distributed.spawn(config.gpu_ids, config.dist, command)
     if code is not None:  # this process only started the ones that train
         return code
-    with managed_run(config, resolved, command, PROJECT) as run, explained():
+    with managed_run(config, resolved, command, PROJECT) as run, entered("explain"):
         built = build_run(config, run.rank, run.seed, first_weights=run.needs_first_weights)
         run.open()  # after building: an error there leaves an earlier run of this name in place
         trainer = Trainer(config, built, run)
@@ -33,7 +33,7 @@ def main(argv: list[str]) -> int:
             import_path(name)(trainer)
         trainer.restore()
         log_start(config, trainer, run)
-        with around(run, trainer):
+        with entered("around", run, trainer):
             try:
                 outcome = trainer.train()
             except KeyboardInterrupt:

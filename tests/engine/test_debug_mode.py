@@ -9,10 +9,8 @@ import pytest
 import yaml
 
 from common import distributed
+from common.base.nested import flat
 from common.config import resolve
-from common.config.layers import node_of
-from common.config.problem import DEFAULT
-from common.config.source import by_key
 from common.distributed import DistConfig
 import train
 from tests.conftest import CONFIG, PROJECT, Runs, metrics
@@ -79,7 +77,7 @@ def test_every_shipped_config(runs: Runs, config: Path) -> None:
             assert train.main(["--config", str(base), "--dir.runs_dir", str(runs.root), "--name", "first", *short]) == 0
         else:
             runs.train("--model", "{type: ConvModel}", *short, name="first")
-        keys = [key for key, node in by_key(node_of(values, DEFAULT)) if node.value == start]
+        keys = [key for key, value in flat(values).items() if value == start]
         words = [f"--{key}={weights / 'checkpoints' / 'latest.pt'}" for key in keys]
     folder = debugged(runs, PROJECT / config, *words)
     assert json.loads((folder / "status.json").read_text())["state"] == "finished"

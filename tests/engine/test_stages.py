@@ -189,7 +189,7 @@ def test_a_stage_that_does_not_fit_the_run_is_refused(runs: Runs, stages: str, m
 
 
 def test_a_weight_that_cannot_be_is_refused(runs: Runs) -> None:
-    with pytest.raises(ConfigError, match=r"loss.CrossEntropyLoss.weight = 'heavy'[^$]*must be a number"):
+    with pytest.raises(ConfigError, match=r"loss.CrossEntropyLoss.weight = 'heavy'[^$]*must be a valid number"):
         runs.train("--loss.CrossEntropyLoss.weight", "heavy")
 
 

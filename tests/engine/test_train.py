@@ -30,13 +30,13 @@ def test_what_the_constructor_of_a_data_set_draws_is_seeded(runs: Runs) -> None:
 
 
 def test_evaluate_with_its_own_config_and_folder(runs: Runs, tmp_path: Path) -> None:
-    """--configs is used when given, and --dir.eval_dir."""
+    """--config is used when given, and --dir.eval_dir."""
     import evaluate
 
     folder = runs.train("--progress.epoch", "1")
     own, out = tmp_path / "own.yaml", tmp_path / "out"
     own.write_text(f"$BASE: {CONFIG}\nmodel: {{width: 4}}\npictures: {{number: 20}}\n")
-    words = ["--configs", str(own), "--dir.eval_dir", str(out)]
+    words = ["--config", str(own), "--dir.eval_dir", str(out)]
     assert evaluate.main(["--model_pt", str(folder / "checkpoints" / "latest.pt"), *words]) == 0
     record = json.loads((out / "metrics.json").read_text())
     assert record["samples"] == 297

@@ -7,7 +7,7 @@ from typing import Any, Literal, get_args, get_origin
 from pydantic.fields import FieldInfo
 
 from common.config import ABSENT, dump
-from common.config.problem import DEFAULT, join
+from common.config.problem import join, origin_of
 from common.config.schema import members, metadata, section_of, walk
 
 WIDTH = 120
@@ -19,7 +19,7 @@ def with_origins(values: Mapping[str, Any], origins: Mapping[str, str]) -> str:
     lines = []
     for key, line, is_section in yaml_rows(values):
         if not is_section:
-            origin = origins.get(key, DEFAULT).replace("\n", " ")
+            origin = (origins.get(key) or origin_of(key, origins)).replace("\n", " ")
             line = f"{line:<{_COLUMN}}  # {origin}"
         lines.append(line)
     return "\n".join(lines)
@@ -33,14 +33,12 @@ Any key below may be given as --key value or --key=value, or nested in the file:
 """
 
 
-def help_text(
-    schema: type, *, prog: str = "train.py", description: str = "", default: str = "", kinds: tuple[str, ...] = ()
-) -> str:
+def help_text(schema: type, *, prog: str = "train.py", description: str = "", default: str = "") -> str:
     """List the options, and every key with its default and its meaning, wrapped to the width of the terminal."""
     options = {
-        "--config FILE": "the configuration; also --configs FILE, -c FILE",
+        "--config FILE": "the configuration",
         "--print-config": "print every value and its origin, and exit",
-        "--list [KIND]": f"print what is registered, with file:line and arguments, and stop; KIND: {', '.join(kinds)}",
+        "--list [KIND]": "print what is registered, such as models, with file:line and arguments, and stop",
         "--debug": "apply the debug settings on top of the configuration",
         "--help, -h": "print this, and stop",
     }

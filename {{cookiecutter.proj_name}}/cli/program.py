@@ -4,8 +4,8 @@ The config may be that of an earlier run, which `--resume` or `--model_pt` names
 """
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, ExitStack
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
@@ -22,8 +22,7 @@ from cli.command_line import parse
 from custom.config import Config
 
 if TYPE_CHECKING:
-    from common.run_context import RunContext
-    from common.trainer import Trainer
+    pass
 
 
 @section
@@ -36,26 +35,15 @@ class EvalConfig(Config):
 
 def run(main: Callable[[list[str]], int]) -> NoReturn:
     """Call the `main` of a program, which returns the exit code, and end this process."""
-    with report_errors(), explained():
+    with report_errors(), entered("explain"):
         exit_process(main(sys.argv[1:]))
 
 
-@contextmanager
-def around(run: "RunContext", trainer: "Trainer") -> Iterator[None]:
-    """Enter `around(run, trainer)` of each; none of them may change what is trained."""
-    with entered("around", run, trainer):
-        yield
-
-
-@contextmanager
-def explained() -> Iterator[None]:
-    """Enter `explain()` of each, which adds notes to an error."""
-    with entered("explain"):
-        yield
-
-
 def entered(name: str, *arguments: Any) -> AbstractContextManager[Any]:
-    """Return the contexts of all files of this name, in one."""
+    """Return the contexts that all files of this name return, in one.
+
+    `around(run, trainer)` may not change what is trained; `explain()` adds notes to an error.
+    """
     stack = ExitStack()
     for folder in ("parts", "tools"):
         for file in sorted(PROJECT.glob(f"{folder}/*/{name}.py")):
@@ -71,18 +59,21 @@ def train_config(
 
     The run then continues in that folder, whatever its config says: the folder may have been moved.
     """
-    stored = stored_config(argv, "--resume")
+    stored = None
+    if not option_value(argv, "--config"):
+        stored = config_of_run(option_value(argv, "--resume"))
     words = list(argv)
-    if is_launched(option_value(argv, "--dist.launcher")):
-        words = drop_stored_launch_options(argv, stored)
-    default = stored or default
+    if stored is not None:
+        default = stored
+        if is_launched(option_value(argv, "--dist.launcher")):
+            words = with_default_launch(argv)
     debug = PROJECT / "configs" / "debug.yaml"
 
     def read() -> Resolved[Config]:
         return parse(Config, words, prog=prog, description=description, default=default, debug_overlay=debug)
 
     resolved = read()
-    if stored is None or option_value(argv, "--config") or option_value(argv, "--name"):
+    if stored is None or option_value(argv, "--name"):
         return resolved
     root = RunPaths.for_run(resolved.config.dir, resolved.config.name, PROJECT).root
     if root.resolve() == stored.parent.resolve():
@@ -91,19 +82,11 @@ def train_config(
     return read()
 
 
-def stored_config(argv: Sequence[str], option: str) -> Path | None:
-    """Find the config file of the last start of a run.
-
-    Args:
-        option: the option that names the run, such as "--model_pt" or "--resume".
-
-    Returns:
-        None if the option is missing or "auto", or does not lead to a run folder.
-    """
-    value = option_value(argv, option)
-    if not value or value == "auto":  # the run that the config names, and the config is not known yet
+def config_of_run(resume: str | None) -> Path | None:
+    """Return the config file of the last start of the run that `--resume` names; None if it names none."""
+    if not resume or resume == "auto":  # the run that the config names, and the config is not known yet
         return None
-    path = without_tilde(value, option.removeprefix("--"))
+    path = without_tilde(resume, "resume")
     if path.is_dir():
         path = path / "x.pt"
     folder = RunPaths.of_checkpoint(path)
@@ -116,11 +99,9 @@ def stored_config(argv: Sequence[str], option: str) -> Path | None:
     return file
 
 
-def drop_stored_launch_options(argv: Sequence[str], stored: Path | None) -> list[str]:
-    """Return `argv`; if it reads the `stored` config of an earlier run, with the default launch options added."""
+def with_default_launch(argv: Sequence[str]) -> list[str]:
+    """Return `argv` with the default launch options, instead of those that a run was started with."""
     words = list(argv)
-    if stored is None or option_value(argv, "--config"):
-        return words
     for name, value in {"--dist.processes": "null", "--dist.launcher": "auto"}.items():
         if option_value(argv, name) is None:
             words += [name, value]

@@ -17,16 +17,15 @@ from common.config.registry import (
     MODEL_REGISTRY,
     REGISTRIES,
     TASK_REGISTRY,
+    file_of,
 )
 from common.data.sections import sets_of
 from common.data.view import is_map_style
 from common.monitor.writer import drop_duplicate_loss
-from common.progress import Interval, Outcome
+from common.progress import Outcome
 from common.run_context import RunContext
 from common.trainer import Trainer
 from custom.config import Config
-
-_MOST_VALUES = 5
 
 
 def log_start(config: Config, trainer: Trainer, run: RunContext) -> None:
@@ -44,7 +43,7 @@ def log_start(config: Config, trainer: Trainer, run: RunContext) -> None:
     for registry, sections in chosen.items():
         for name, section in sections.items():
             kind = (section or {}).get("type", name)
-            logger.info("{} {} {}", registry.kind, name, registry.where(kind))
+            logger.info("{} {} {}", registry.kind, name, file_of(registry.get(kind)))
     size = f"{total:,} parameters, {trainable:,} trainable"
     logger.info("{}", size)
     trainer.monitor.texts["run/model"] = f"{size}\n{trainer.task.model}"
@@ -68,23 +67,13 @@ def interval_table(trainer: Trainer) -> str:
     names = ("log line, scalars", "validation", "evaluation", "latest.pt", "step_*.pt")
     lines = []
     for name, interval in zip(names, trainer.triggers.intervals, strict=True):
-        text = describe_interval(interval)
+        text = "never"
+        if interval:
+            text = f"{float(interval.amount):g} {interval.unit}"
         if (name == "validation" and not trainer.val) or (name == "evaluation" and not trainer.evaluation):
-            text = "never (no data)"
+            text = "no data"
         lines.append(f"  {name:<18} {text}")
     return "\n".join(lines)
-
-
-def describe_interval(interval: Interval) -> str:
-    """Write an interval in words, such as `every 0.5 epochs`."""
-    if not interval:
-        return "never"
-    if interval.amount == 1:
-        return f"every {interval.unit}"
-    amount = f"{float(interval.amount):g}"
-    if interval.amount.denominator == 1:
-        amount = str(interval.amount.numerator)
-    return f"every {amount} {interval.unit}s"
 
 
 def log_data(name: str, section: Mapping[str, Any], dataset: Any) -> None:
@@ -93,21 +82,13 @@ def log_data(name: str, section: Mapping[str, Any], dataset: Any) -> None:
     count = "unknown length"
     if is_map_style(dataset) or getattr(dataset, "reads_in_step", False):
         count = f"{len(dataset):,} samples"
-    logger.info("{} data {} {} ({})", name, kind, DATASET_REGISTRY.where(kind), count)
+    logger.info("{} data {} {} ({})", name, kind, file_of(DATASET_REGISTRY.get(kind)), count)
 
 
 def log_end(trainer: Trainer, outcome: Outcome | None) -> None:
-    """Log the results of a run.
-
-    `outcome`: None after a second Ctrl-C.
-    """
+    """Log the best and the last values, and how to resume a stopped run. `outcome`: None after a second Ctrl-C."""
     if not trainer.rank.is_main:
         return
-    logger.info("{}", summary(trainer, outcome))
-
-
-def summary(trainer: Trainer, outcome: Outcome | None) -> str:
-    """Return the best and the last values, and how to resume a stopped run. `outcome`: None if it ended unsaved."""
     time = timedelta(seconds=round(perf_counter() - trainer.monitor.clock.started))
     lines = [f"{shown_path(trainer.paths.root)}, trained for {time}"]
     best = trainer.best.best
@@ -122,14 +103,11 @@ def summary(trainer: Trainer, outcome: Outcome | None) -> str:
     if outcome is None or outcome.exit_code:
         again = trainer.paths.resume_command(str(PROJECT / "train.py"))
         lines.append(f"resume   {again or 'nothing was saved'}")
-    return "\n  ".join(lines)
+    logger.info("{}", "\n  ".join(lines))
 
 
 def values(measured: Mapping[str, float], trainer: Trainer) -> str:
-    """Format measured values: first that of `best.metric`, then the first of the others."""
+    """Format measured values: first that of `best.metric`."""
     key = trainer.best.config.metric
     names = sorted(drop_duplicate_loss(measured), key=lambda name: name != key)
-    shown = [f"{name} {number(measured[name]).strip()}" for name in names[:_MOST_VALUES]]
-    if len(names) > _MOST_VALUES:
-        shown.append("…")
-    return "  ".join(shown)
+    return "  ".join(f"{name} {number(measured[name]).strip()}" for name in names)

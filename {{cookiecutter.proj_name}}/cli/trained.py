@@ -12,8 +12,7 @@ from common.build import build_task
 from common.checkpoint.file import read_checkpoint
 from common.checkpoint.folder import best_in
 from common.checkpoint.state import load_task as load_state
-from common.config import Resolved, option_value, resolve
-from common.config.layers import node_of
+from common.config import option_value
 from common.data.sections import sets_of
 from common.distributed import DistConfig, Rank, find_rank
 from common.distributed.devices import set_up_process
@@ -22,6 +21,7 @@ from common.monitor.log import logger
 from common.optim.precision import Precision, build_precision
 from common.stage import in_stage
 from common.task import Task, TaskPosition
+from cli.command_line import parse
 from custom.config import Config
 
 
@@ -72,24 +72,13 @@ def load_trained(model_pt: str | Path, options: Sequence[str] = ()) -> Trained:
     """
     path = best_in(without_tilde(model_pt, "model_pt"))
     state = read_checkpoint(path)
-    given = option_value(options, "--config")
-    if given is not None:
-        resolved = resolve(Config, [given], options)
-    else:
-        resolved = config_in(state, options, f"the config in {path}")
+    resolved = parse(Config, options, stored=state["about"]["config"], origin=f"the config in {path}")
     for text in resolved.warnings:
         logger.warning("{}", text)
     config = resolved.config
     rank = find_device(config.gpu_ids, asked=option_value(options, "--gpu_ids") is not None)
     set_up_process(config.dist, rank)
     return load_task(config, path, state, rank)
-
-
-def config_in(
-    state: Mapping[str, Any], options: Sequence[str] = (), origin: str = "the config of the run"
-) -> Resolved[Config]:
-    """Return the config in the state of a run, complete, with the options of a command line. `origin`: for messages."""
-    return resolve(Config, [], options, stored=node_of(dict(state["about"]["config"]), origin))
 
 
 def load_task(config: Config, path: Path, state: Mapping[str, Any], rank: Rank) -> Trained:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from common.config import ConfigError
-from common.config.registry import COLLATE_REGISTRY, MODEL_REGISTRY
+from common.config.registry import COLLATE_REGISTRY, MODEL_REGISTRY, file_of
 import train
 from tests.conftest import ENVIRONMENT, PROJECT, Runs, load, metrics, run, same
 from tests.small import stack
@@ -31,14 +31,14 @@ def test_the_log_begins_with_what_happens_when(runs: Runs) -> None:
     folder = runs.train("--progress.epoch_val", "0.5epoch", "--progress.epoch", "1")
     log = (folder / "train.log").read_text()
     assert f"  rank 0 of 1 on cpu, seed 42, run folder {folder}\n" in log
-    assert f"model ConvModel {MODEL_REGISTRY.where('ConvModel')}\n" in log
+    assert f"model ConvModel {file_of(MODEL_REGISTRY.get('ConvModel'))}\n" in log
     table = log.partition("5 steps per epoch; intervals:\n")[2].splitlines()[:5]
     assert [line.strip() for line in table] == [
-        "log line, scalars  every 2 steps",
-        "validation         every 0.5 epochs",
+        "log line, scalars  2 step",
+        "validation         0.5 epoch",
         "evaluation         never",
-        "latest.pt          every epoch",
-        "step_*.pt          every 10 epochs",
+        "latest.pt          1 epoch",
+        "step_*.pt          10 epoch",
     ]
 
 

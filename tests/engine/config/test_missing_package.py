@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from common.config.registry import DATASET_REGISTRY
+from common.config.registry import DATASET_REGISTRY, file_of
 from tests.conftest import ENVIRONMENT, copy_of_project, run
 
 VIDEO = """\
 import no_such_package
 
-from common.config.registry import DATASET_REGISTRY
+from common.config.registry import DATASET_REGISTRY, file_of
 
 
 @DATASET_REGISTRY.register()
@@ -24,7 +24,7 @@ SMALL = ["--progress.max_steps", "1", "--progress.epoch_val", "-1", "--progress.
 def test_only_what_needs_the_package_stops(tmp_path: Path) -> None:
     """D14: one line in the log; the file is named where its class is not found; other mistakes stop every run."""
     project = copy_of_project(tmp_path / "project")
-    folder = project / Path(DATASET_REGISTRY.where("DigitsDataset").split(":")[0]).parent
+    folder = project / Path(file_of(DATASET_REGISTRY.get("DigitsDataset")).split(":")[0]).parent
     (folder / "video_dataset.py").write_text(VIDEO)
     line = f"{folder.relative_to(project)}/video_dataset.py:1 needs no_such_package, which is not installed"
 

@@ -39,7 +39,15 @@ class Layers(nn.Module):
         width: int = 4,
     ) -> None:
         super().__init__()
-        self.given = {"widths": widths, "size": size, "rates": rates, "steps": steps, "plain": plain, "text": text}
+        self.given = {
+            "widths": widths,
+            "size": size,
+            "rates": rates,
+            "steps": steps,
+            "plain": plain,
+            "text": text,
+            "names": names,
+        }
         self.given["either"] = either
         self.layers = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
 
@@ -63,6 +71,7 @@ def built(*words: str) -> dict[str, Any]:
         ("rates", "0.5,1e-3", [0.5, 0.001]),
         ("steps", "1,2", [1, 2]),
         ("plain", "3,4", [3, 4]),
+        ("names", "1,2", ["1", "2"]),
         ("text", "1,2", "1,2"),
         ("either", "1,2", "1,2"),
     ],
@@ -86,17 +95,16 @@ def test_in_a_file_with_and_without_quotes(tmp_path: Path) -> None:
     [
         (
             ["--model.width", "64,64"],
-            "model.width = '64,64'  (command line: --model.width 64,64)\n      must be an int",
+            "model.width = '64,64'  (command line: --model.width 64,64)\n      must be a valid int",
         ),
-        (["--model.widths", "64,x"], "model.widths = '64,x'"),
-        (["--model.widths", "1.5,2"], "must be an integer"),
+        (["--model.widths", "64,x"], "model.widths[1] = 'x'"),
+        (["--model.widths", "1.5,2"], "must be a valid integer"),
         (["--model.size", "1,2,3"], "at most 2 items"),
-        (["--model.size", "1,"], "must be a longer list"),
-        (["--model.nested", "1,2"], "must be a list"),
-        (["--model.names", "1,2"], "must be text"),
-        (["--batch_size", "64,64"], "must be an integer"),
+        (["--model.size", "1,"], "Field required"),
+        (["--model.nested", "1,2"], "must be a valid array"),
+        (["--batch_size", "64,64"], "must be a valid integer"),
         (["--optim.lr", "0,5"], "optim.lr = '0,5'"),
-        (["--num_workers", "1,"], "must be an integer"),
+        (["--num_workers", "1,"], "must be a valid integer"),
     ],
 )
 def test_refused_elsewhere(words: list[str], piece: str) -> None:

@@ -106,7 +106,7 @@ WRONG: list[tuple[str, list[str]]] = [
     ("name: x_${optim}", ["optim is a section or a list", "part of a string"]),
     (
         "batch_size: ${name}",
-        ["batch_size = 'default' (", "mine.yaml:2, ${name}: ", "base.yaml:", "must be an integer"],
+        ["batch_size = 'default' (", "mine.yaml:2, ${name}: ", "base.yaml:", "must be a valid integer"],
     ),
     ("batch_size: ${batch_size}", ["batch_size = '${batch_size}' (", "are circular; batch_size -> batch_size"]),
     (
@@ -124,7 +124,7 @@ WRONG: list[tuple[str, list[str]]] = [
         ["3 problems", "no key nope", "num_workers = -1", "optim.lrr"],
     ),
     ("model: {width: '${nope}', dropout: 2x}", ["2 problems", "no key nope", "model.dropout = '2x'"]),
-    ("$BASE: ${name}.yaml", ["$BASE", "without references"]),
+    ("$BASE: ${name}.yaml", ["$BASE", "${name}.yaml is not a file"]),
 ]
 
 

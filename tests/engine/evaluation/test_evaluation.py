@@ -186,7 +186,7 @@ def test_named_sets_on_the_command_line(runs: Runs, named: str) -> None:
         ("--dataset.eval.clean.eval_batchsize", "2", "dataset.eval.clean.eval_batchsize = 2",
          "did you mean eval_batch_size?"),
         ("--dataset.eval.clean.eval_batch_size", "0", "dataset.eval.clean.eval_batch_size = 0", "at least 1"),
-        ("--dataset.eval.clean.shift", "far", "dataset.eval.clean.shift = 'far'", "must be an integer"),
+        ("--dataset.eval.clean.shift", "far", "dataset.eval.clean.shift = 'far'", "must be a valid integer"),
         ("--dataset.eval.clean", "Digits", "dataset.eval.clean = 'Digits'", "must be a section"),
         ("--dataset.eval", "{a/b: {type: DigitsDataset}}", "dataset.eval.a/b", "only letters, digits, _ and -"),
         ("--dataset.eval", "{a.b: {type: DigitsDataset}}", "dataset.eval.a.b", "only letters, digits, _ and -"),

@@ -158,7 +158,7 @@ def test_classes_in_the_log(runs: Runs, tmp_path: Path) -> None:
     [
         (["--gpu_ids", "cpu"], "must be -1 for the CPU, 0 for the first GPU, a list of GPUs, all or mps"),
         (["--model.type", "no_such_package.Net"], "No module named 'no_such_package'"),
-        (["--optim", "lr:0.1"], "must be a section"),
+        (["--optim", "lr:0.1"], "must be an object"),
         (
             ["--model", f"{{type: {HERE}.ten_classes, num_classes: 3}}"],
             "model.num_classes is 3, but dataset.train",

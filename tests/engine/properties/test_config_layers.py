@@ -16,10 +16,10 @@ from pydantic import Field
 
 from common.base.nested import flat
 from common.config import ConfigError, dump, overlaid, resolve, section
-from common.config.layers import merge, node_of
 from common.config.problem import DEFAULT, RESERVED
+from common.config.reading import plain
 from common.config.schema import suggest, walk
-from common.config.source import Node, plain, read_text
+from common.config.source import read_text
 from engine.properties.alike import same
 from tests.conftest import CONFIG
 from custom.config import Config
@@ -118,31 +118,6 @@ def test_later_layers_win_key_by_key(layers: list[dict[str, Any]], typed: dict[s
     assert values_of(overlaid(Root, *layers, typed)) == expected
 
 
-FLAGGED = st.recursive(
-    st.integers(0, 9).map(lambda number: Node(number, "here")),
-    lambda inner: st.builds(
-        lambda value, flag: Node(value, "here", replace=flag),
-        st.dictionaries(st.sampled_from("abc"), inner, max_size=3),
-        st.sampled_from((False, False, True)),
-    ),
-    max_leaves=6,
-)
-
-
-@given(FLAGGED, FLAGGED, FLAGGED)
-@example(Node({"a": Node(1, "")}, ""), Node(None, ""), Node({"b": Node(2, "")}, ""))  # `--loss null --loss.b 2`
-@example(
-    Node({"a": Node(1, "")}, ""), Node({}, "", replace=True), Node({"b": Node(2, "")}, "")
-)  # the command line: `--loss '{$REPLACE: true}' --loss.b 2`
-def test_merging_is_associative(first: Node, second: Node, third: Node) -> None:
-    """Layers may be merged in any grouping: options are merged with each other before they are laid over files."""
-    left = merge(merge(first, second, Any), third, Any)
-    right = merge(first, merge(second, third, Any), Any)
-    assert plain(left) == plain(right)
-    assert plain(merge(Node({}, DEFAULT), first, Any)) == plain(first)
-    assert plain(merge(first, first, Any)) == plain(first)
-
-
 @given(ANYTHING, st.booleans())
 @example({"a": ["no", "1e-3", "007", "", "~", "${a}", "$$", "<<", "\x85", "- ", "12:30", "None", "# x"]}, False)
 def test_what_is_written_reads_back_equal(values: Any, flow: bool) -> None:
@@ -222,7 +197,7 @@ def test_an_unknown_key_is_refused_with_a_real_one(keys: tuple[str, str], typed:
 def test_whatever_is_suggested_is_a_key(name: str) -> None:
     """For any word, in the root or a section, a suggestion is a key of the schema, in full."""
     known = {key for key, _ in walk(Root)} | {*RESERVED}
-    for parent, above in ((Root, ""), (Inner, "first.")):
+    for parent, above in ((Root, ""), (Inner, "first")):
         hint = suggest(Root, parent, above, name)
         assert not hint or set(hint.removeprefix("did you mean ").removesuffix("?").split(" or ")) <= known
 
@@ -292,7 +267,7 @@ def test_a_value_of_another_type_is_refused_or_kept(key: str, value: Any) -> Non
     assume(key != "free" and not (isinstance(value, float) and not math.isfinite(value)))
     tree = reduce(lambda inner, part: {part: inner}, reversed(key.split(".")), value)
     try:
-        config = overlaid(Root, node_of(tree, "here").value)
+        config = overlaid(Root, tree)
     except ConfigError as error:
         problems = error.problems
     else:

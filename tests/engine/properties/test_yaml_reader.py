@@ -15,7 +15,8 @@ from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
 from common.config import ConfigError
-from common.config.source import Node, by_key, plain, read_file, read_text, scalar
+from common.config.reading import Reader, plain
+from common.config.source import Node, read_file, read_text, scalar
 from engine.properties.alike import same
 
 NAMED: dict[str, Any] = {"true": True, "false": False, "null": None}
@@ -263,7 +264,7 @@ def test_a_key_that_is_given_twice_is_refused(tree: dict[str, Any], data: st.Dat
     write(tree, 0)
     node = read_text("\n".join(lines), origin)
     assert isinstance(node, Node)
-    problems = [item.problem for _, item in by_key(node) if item.problem]
+    problems = [problem.rule for problem in Reader(node).problems]
     assert problems == [f"this key is given twice, at line {places[0]} and line {places[1]}"]
     with pytest.raises(YAMLError):
         YAML(typ="safe", pure=True).load("\n".join(lines))

@@ -15,7 +15,6 @@ from common.base.parts import needs, part, safe_keys
 from common.checkpoint.file import State
 from common.checkpoint.state import RunState
 from common.config import ConfigError, resolve
-from common.config.layers import node_of
 from common.config.problem import join_names
 from common.distributed import Rank, from_main
 from common.distributed.group import code_of
@@ -174,7 +173,7 @@ def accept_changes(saved: State, state: RunState, schema: type, allowed: bool) -
     new = state.fingerprint
     config = saved["about"]["config"]
     with suppress(ConfigError):  # without keys that this version does not have, and with its defaults
-        config = resolve(schema, [], stored=node_of(config, "")).values
+        config = resolve(schema, [], stored=config).values
     before = {**config, _STEP: old[_STEP]}
     now = {**state.about["config"], _STEP: new[_STEP]}
     changed = list(changes(before, now))

@@ -1,12 +1,12 @@
 """YAML files and a command line -> one checked, typed, frozen configuration.
 
-`schema` reads the sections (dataclasses defined next to their consumers), `source` reads and writes YAML, `layers`
-merges files, `overrides` reads the command line, `check` validates the result against the schema, `arguments` a free
-section against a signature, and `resolve` holds the entry points, references, and the config of an earlier run.
+`schema` describes the sections (dataclasses defined next to their consumers), `source` reads and writes YAML, `layers`
+merges files, `overrides` reads the command line, `reading` fills in references, `check` validates values against the
+schema, `arguments` a free section against a signature, and `resolve` has the entry points.
 """
 
 from common.config.overrides import option_value
-from common.config.problem import ABSENT, ConfigError, Problem, nearest, shown_path
+from common.config.problem import ABSENT, ConfigError, Problem, shown_path
 from common.config.resolve import Resolved, overlaid, resolve
 from common.config.schema import section
 from common.config.source import dump
@@ -17,7 +17,6 @@ __all__ = [
     "Problem",
     "Resolved",
     "dump",
-    "nearest",
     "option_value",
     "overlaid",
     "resolve",

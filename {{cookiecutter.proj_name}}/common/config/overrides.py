@@ -9,10 +9,9 @@ from typing import Any, NamedTuple
 from common.config.layers import merge
 from common.config.problem import ABSENT, ConfigError, Problem
 from common.config.schema import admits, child, only_text
-from common.config.source import Node, read_text, scalar_node
+from common.config.source import Node, read_text
 
 SWITCHES = ("--help", "--print-config", "--debug")  # reserved options that take no value
-_OTHER_NAMES = {"--configs": "--config", "-c": "--config", "-h": "--help"}
 _VALUE = re.compile(r"[^-]|-\.?([0-9]|inf\b)|-?$", re.DOTALL)
 
 
@@ -37,8 +36,9 @@ def read_options(words: Sequence[str]) -> tuple[dict[str, Option], list[Problem]
     rest = list(words)
     while rest:
         word = rest.pop(0)
-        typed, equals, value = word.partition("=")
-        name = _OTHER_NAMES.get(typed, typed)
+        name, equals, value = word.partition("=")
+        if name == "-h":
+            name = "--help"
         origin = f"command line: {word}"
         if not name.startswith("--"):
             hint = "write --key value, and lists as 1,2,3 or '[1, 2, 3]'"
@@ -66,38 +66,36 @@ def option_value(argv: Sequence[str], option: str) -> str | None:
     return given.value
 
 
-def layer_of(options: Mapping[str, Option], schema: type) -> Node:
-    """Return the options as a tree to lay over the merged files."""
-    layer = Node({}, "command line")
-    for name, option in options.items():
+def lay_over(tree: Node, options: Mapping[str, Option], schema: type) -> Node:
+    """Lay the options over a tree: a section before its keys, and its `type` before its other keys, as in a file."""
+    for name in sorted(options, key=lambda name: (name.count("."), not name.endswith(".type"))):
         parts = name.removeprefix("--").split(".")
+        option = options[name]
         node = _value(name, option, reduce(child, parts, schema))
         for part in reversed(parts):
             node = Node({part: node}, option.origin)
-        layer = merge(layer, node, schema)
-    return layer
+        tree = merge(tree, node, schema)
+    return tree
 
 
 def _value(name: str, option: Option, annotation: Any) -> Node:
-    """Parse an option's value for a field of this type.
+    """Return an option's value as a field of this type takes it: as typed if only text fits.
 
-    Text fields take it as is. Only a value that starts like a flow list, flow mapping or quote is parsed as YAML, so
-    `*.png` and `a: b` need no second pair of quotes inside the shell's.
+    Only a value that starts like a flow list, flow mapping or quote is parsed as YAML, so `*.png` and `a: b` need no
+    second pair of quotes inside the shell's.
     """
     text, origin = option
-    as_text = only_text(annotation)
     if text is None:
         problem = f"needs a value; write a value that starts with a dash as {name}=-x"
         if admits(annotation, bool, Any):
             problem = ""
         return Node(True, origin, problem=problem)
+    as_text = only_text(annotation)
     if text.startswith(("'", '"')) or (text.startswith(("[", "{")) and not as_text):
         try:
             return read_text(text, lambda line: origin) or Node(None, origin)
         except ConfigError as error:
-            problem = f"{error.problems[0].rule}; put the whole value in quotes, or the shell will split it"
-            if as_text:
-                problem = ""
-            return Node(text, origin, problem=problem)
-    is_null = text in ("null", "None", "~", "") and admits(annotation, type(None))
-    return scalar_node(text, as_text and not is_null, origin)
+            if not as_text:
+                rule = error.problems[0].rule
+                return Node(text, origin, problem=f"{rule}; put the whole value in quotes, or the shell will split it")
+    return Node(text, origin, quoted=as_text and not admits(annotation, type(None)))

@@ -2,12 +2,14 @@
 
 import difflib
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from common.base.errors import UserError
@@ -63,30 +65,26 @@ class ConfigError(UserError):
         return "\n".join([f"The configuration has {counted}:", *map(str, self.problems)])
 
 
-_YAML_WORDS = {
-    "a valid integer": "an integer", "a valid number": "a number", "a valid boolean": "true or false",
-    "a valid string": "text", "a valid array": "a list, as in '[a, b]'", "an object": "a section",
-    "Field required": "a longer list",
-}  # fmt: skip
+def problem_of(key: str, error: ValidationError) -> Problem:
+    """Return what pydantic says of the value at `key`, or of an item of it: "must be a valid integer or a valid array".
 
-
-def rule_of(errors: Sequence[ErrorDetails]) -> str:
-    """Pydantic's message about one value, in YAML terms: "must be an integer or a list".
-
-    `errors`: one for each alternative of a union.
+    Of a union's alternatives, those that got the furthest into a list count.
     """
-    if errors[0]["type"] == "value_error":  # from a `__post_init__`
-        return str(errors[0]["ctx"]["error"])
-    kinds: list[str] = []
-    for error in errors:
-        kind = error["msg"].removeprefix("Input should be ")
-        kind = _YAML_WORDS.get(kind, kind)
-        if kind not in kinds:
-            kinds.append(kind)
-    text = " or ".join(kinds)
-    if text[0].isupper():
-        return text
-    return f"must be {text}"
+    errors = error.errors(include_url=False)
+    place = max(map(_indices, errors), key=len)
+    errors = [each for each in errors if _indices(each) == place]
+    rules = dict.fromkeys(each["msg"].removeprefix("Input should be ") for each in errors)
+    rule = " or ".join(rules)
+    if errors[0]["type"] == "value_error":  # from a validator
+        rule = str(errors[0]["ctx"]["error"])
+    elif not rule[0].isupper():
+        rule = f"must be {rule}"
+    return Problem(reduce(join, place, key), errors[0]["input"], rule)
+
+
+def _indices(error: ErrorDetails) -> list[int]:
+    """Return which item of a list, and of lists in it, an error is about."""
+    return [part for part in error["loc"] if isinstance(part, int)]
 
 
 def shorten(value: Any, width: int = 60) -> str:
@@ -113,6 +111,13 @@ def is_within(key: str, above: str) -> bool:
     return key == above or key.startswith((f"{above}.", f"{above}["))
 
 
+def origin_of(key: str, origins: Mapping[str, str]) -> str:
+    """Return where a key was written, or the nearest section around it."""
+    while key and origins.get(key, DEFAULT) == DEFAULT:
+        key = key[: max(key.rfind("."), key.rfind("["), 0)]
+    return origins.get(key, DEFAULT)
+
+
 def shown_path(path: str | Path) -> str:
     """`path` as a person would type it: relative to the working directory when below it."""
     full = Path(os.path.abspath(path))  # `resolve` would follow links and show a name that was not typed
@@ -121,22 +126,23 @@ def shown_path(path: str | Path) -> str:
     return str(full)
 
 
-def nearest(name: str, candidates: Iterable[str], cutoff: float = 0.6) -> str | None:
-    """Return the candidate closest to `name`, ignoring case and dashes; None if none is close."""
-    folded = {candidate.lower().replace("-", "_"): candidate for candidate in candidates}
+def did_you_mean(name: str, candidates: Mapping[str, str], cutoff: float = 0.6) -> str:
+    """Return a hint: what is shown for the candidate closest to `name`, ignoring case and dashes; "" if none is close.
+
+    Args:
+        candidates: what is shown for each.
+    """
+    folded = {candidate.lower().replace("-", "_"): shown for candidate, shown in candidates.items()}
     matches = difflib.get_close_matches(name.lower().replace("-", "_"), folded, 1, cutoff)
     if not matches:
-        return None
-    return folded[matches[0]]
+        return ""
+    return f"did you mean {folded[matches[0]]}?"
 
 
 def suggestion(name: str, candidates: Iterable[str], otherwise: str = "valid") -> str:
     """Return a hint: the candidate closest to `name`, or all of them if none is close."""
-    candidates = list(candidates)
-    near = nearest(name, candidates)
-    if near is not None:
-        return f"did you mean {near}?"
-    return f"{otherwise}: {join_names(candidates, 20) or 'none'}"
+    known = {candidate: candidate for candidate in candidates}
+    return did_you_mean(name, known) or f"{otherwise}: {join_names(list(known), 20) or 'none'}"
 
 
 def match_names(patterns: Sequence[str], names: Sequence[str], key: str) -> list[str]:

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from common.base.errors import UserError
-from common.config.arguments import check_arguments, fit_arguments, is_foreign, parameters
-from common.config.problem import ABSENT, Problem, nearest, shown_path, suggestion
+from common.config.arguments import check_arguments, fit_arguments, parameters
+from common.config.problem import ABSENT, Problem, did_you_mean, shown_path, suggestion
 
 F = TypeVar("F", bound=Callable[..., Any])
 Names = Collection[str]
@@ -51,9 +51,9 @@ class Registry:
     def __init__(self, kind: str, provided: tuple[str, ...] = (), call: tuple[str, ...] | None = None) -> None:
         self.kind, self.provided, self.call = kind, provided, call
         self.left_out: list[str] = []  # files that need a package which is not installed, and which one
-        self._to_scan: list[tuple[str, str]] = []
+        self._to_scan: list[str] = []
         self._broken: list[Problem] = []
-        self._where = "an imported file"
+        self._where = ""
         self._entries: dict[str, Callable[..., Any]] = {}
 
     def register(self, name: str | None = None) -> Callable[[F], F]:
@@ -70,13 +70,13 @@ class Registry:
 
         return enter
 
-    def scan(self, package: str, suffix: str) -> None:
-        """Look for entries in every module below the package's folder whose name ends in `suffix`.
+    def scan(self, package: str) -> None:
+        """Look for entries in the package's files `*_<kind>.py`, in folders below it too.
 
         The files are imported at the first look-up, not now, so a mistake in one is reported like any other.
         """
-        self._where = f"{package.replace('.', '/')}/.../<name>{suffix}.py"
-        self._to_scan.append((package, suffix))
+        self._where = package.replace(".", "/")
+        self._to_scan.append(package)
 
     def import_files(self) -> list[Problem]:
         """Import the files to scan, once. Returns a problem for each that cannot be imported.
@@ -84,11 +84,10 @@ class Registry:
         One that only needs a package which is not installed is no problem until something is not found: `left_out`.
         """
         while self._to_scan:
-            package, suffix = self._to_scan.pop()
+            package = self._to_scan.pop()
             for folder in importlib.import_module(package).__path__:
-                for file in sorted(Path(folder).rglob(f"*{suffix}.py")):
-                    parts = file.relative_to(folder).with_suffix("").parts
-                    name = ".".join([package, *parts])
+                for file in sorted(Path(folder).rglob(f"*_{self.kind}.py")):
+                    name = ".".join([package, *file.relative_to(folder).with_suffix("").parts])
                     try:
                         importlib.import_module(name)
                     except Exception as error:  # noqa: BLE001 - a user's file can raise anything
@@ -102,16 +101,15 @@ class Registry:
         for step in traceback.extract_tb(error.__traceback__):
             if Path(step.filename) == file:
                 origin = f"{shown_path(file)}:{step.lineno}"
-        if isinstance(error, ModuleNotFoundError) and error.name is not None:
-            missing = error.name.partition(".")[0]
-            if importlib.util.find_spec(missing) is None:  # not a module missing in an installed package
-                self.left_out.append(f"{origin} needs {missing}, which is not installed, so the file is skipped")
-                return
-        rule = f"cannot be imported: {type(error).__name__}: {error}"
-        if isinstance(error, UserError):
-            rule = f"cannot be imported: {error}"
         if isinstance(error, SyntaxError) and error.filename:
             origin = f"{shown_path(error.filename)}:{error.lineno}"
+        missing = ""
+        if isinstance(error, ModuleNotFoundError):
+            missing = str(error.name).partition(".")[0]
+        if missing and importlib.util.find_spec(missing) is None:  # not a module missing in an installed package
+            self.left_out.append(f"{origin} needs {missing}, which is not installed, so the file is skipped")
+            return
+        rule = f"cannot be imported: {type(error).__name__}: {error}"
         self._broken.append(Problem("", ABSENT, rule, "correct or remove the file", origin))
 
     def get(self, name: str) -> Callable[..., Any]:
@@ -122,7 +120,8 @@ class Registry:
         if "." in name or ":" in name:
             return import_path(name)
         known = suggestion(name, sorted(self._entries), "known")
-        remedy = f"add @{self.kind.upper()}_REGISTRY.register() to a class or function in {self._where}"
+        file = f"{self._where}/.../<name>_{self.kind}.py"
+        remedy = f"add @{self.kind.upper()}_REGISTRY.register() to a class or function in {file}"
         said = f"there is no {self.kind} called {name}; {known} (for a new one, {remedy})"
         for part, entries in _OF_PARTS.items():
             if f"{self.kind}.{name}" in entries.split():
@@ -172,12 +171,7 @@ class Registry:
             return
         given = _arguments_of(section, ignore)
         provided = self.find_supplied(target, given, mapped)
-        strict = target in self._entries.values() or not is_foreign(target)
-
-        def label() -> str:
-            return f"{name} ({file_of(target)})"
-
-        yield from check_arguments(target, given, key, label, provided, ignore, strict=strict)
+        yield from check_arguments(target, given, key, f"{name} ({file_of(target)})", provided, ignore)
 
     def entries(self) -> dict[str, Callable[..., Any]]:
         """Return every entry by its name, in alphabetical order."""
@@ -194,14 +188,7 @@ class Registry:
         if target in self._entries.values():
             return self.provided
         named, takes_any = parameters(target)
-        taken = self.provided
-        if not takes_any:
-            taken = tuple(name for name in taken if name in named)
-        return tuple(name for name in taken if name not in given)
-
-    def where(self, name: str) -> str:
-        """File and line of the entry `name`, relative to the working directory when below it."""
-        return file_of(self.get(name))
+        return tuple(name for name in self.provided if (takes_any or name in named) and name not in given)
 
 
 @dataclass(frozen=True)
@@ -219,10 +206,9 @@ class Registered:
         """Problems of the name, or of a section and its arguments; or of each item of a list of them."""
         if isinstance(value, list):
             for number, item in enumerate(value):
-                below = f"{key}[{number}]"
-                section = {"type": item} if isinstance(item, str) else item
-                problems = list(self.registry.check(section, below, ignore=self.ignore))
-                yield from problems or self._lacking_package(section, below)
+                if isinstance(item, str):
+                    item = {"type": item}
+                yield from self.registry.check(item, f"{key}[{number}]", ignore=self.ignore)
         elif isinstance(value, str):
             yield from self.registry.import_files()
             try:
@@ -231,13 +217,6 @@ class Registered:
                 yield Problem(key, value, str(error))
         elif value is not None:
             yield from self.registry.check(value, key, ignore=self.ignore)
-
-    def _lacking_package(self, section: Mapping[str, Any], key: str) -> Iterator[Problem]:
-        """A problem if the class of a section names a package that is not installed."""
-        package = getattr(self.registry.get(section["type"]), "package", "")
-        if package and importlib.util.find_spec(package) is None:
-            rule = f"needs the package {package}, which is not installed"
-            yield Problem(key, section["type"], rule, f"pip install {package}")
 
 
 def _arguments_of(section: Mapping[str, Any], ignore: Names) -> dict[str, Any]:
@@ -273,9 +252,8 @@ def import_path(name: str) -> Callable[..., Any]:
     except Exception as error:
         said = f"{name} cannot be imported: {type(error).__name__}: {error}"
         if isinstance(error, AttributeError) and error.name:
-            near = nearest(error.name, dir(error.obj))
-            if near is not None:
-                said += f"; did you mean {near}?"
+            known = {name: name for name in dir(error.obj)}
+            said += f"; {did_you_mean(error.name, known)}"
         raise UserError(said) from error
     if not callable(target):
         raise UserError(f"{name} is {type(target).__name__}, not a class or function")
@@ -309,7 +287,7 @@ def scan(*packages: str) -> None:
     for package in packages:
         if importlib.util.find_spec(package) is not None:
             for registry in REGISTRIES:
-                registry.scan(package, f"_{registry.kind}")
+                registry.scan(package)
 
 
 scan("common")

@@ -8,12 +8,15 @@ from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar, Union, get_args, get_origin
 
+from pydantic import ConfigDict, TypeAdapter
 from pydantic_core import to_jsonable_python
 from typing_extensions import dataclass_transform  # in `typing` from Python 3.11 on
 
-from common.config.problem import ABSENT, RESERVED, Problem, join, nearest
+from common.config.problem import ABSENT, RESERVED, Problem, did_you_mean, join
 
 T = TypeVar("T")
+
+_STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
 
 @dataclass_transform(frozen_default=True, kw_only_default=True)
@@ -23,7 +26,7 @@ def section(cls: type[T]) -> type[T]:
     Rules about several keys go in a method `problems(self) -> Iterator[Problem]`; its keys are relative to the
     section. It runs last: values that are wrong by themselves have been replaced by their defaults.
     """
-    cls.__pydantic_config__ = {"extra": "forbid", "strict": True, "allow_inf_nan": False}  # type: ignore[attr-defined]
+    cls.__pydantic_config__ = _STRICT  # type: ignore[attr-defined]
     return dataclasses.dataclass(frozen=True, kw_only=True)(cls)
 
 
@@ -32,6 +35,7 @@ class Key(NamedTuple):
 
     annotation: Any
     default: Any
+    adapter: TypeAdapter[Any]
 
 
 @cache
@@ -46,7 +50,11 @@ def keys_of(schema: type) -> dict[str, Key]:
             default = to_jsonable_python(field.default)
         elif field.default_factory is not missing:
             default = to_jsonable_python(field.default_factory())
-        keys[field.name] = Key(hints[field.name], default)
+        annotation = hints[field.name]
+        settings: ConfigDict | None = _STRICT
+        if dataclasses.is_dataclass(bare(annotation)):
+            settings = None  # it has its own
+        keys[field.name] = Key(annotation, default, TypeAdapter(annotation, config=settings))
     return keys
 
 
@@ -136,15 +144,13 @@ def admits(annotation: Any, *wanted: Any) -> bool:
 
 def only_text(annotation: Any) -> bool:
     """Return whether only text (or null) fits: then `007` and `true` stay text, as typed."""
-    kinds = members(annotation)
+    kinds = [kind for kind in members(annotation) if kind is not type(None)]
     for kind in kinds:
-        values: tuple[Any, ...] = (kind,)
         if get_origin(kind) is Literal:
-            values = tuple(map(type, get_args(kind)))
-        for value in values:
-            if value is not type(None) and not _is(value, (str, Path)):
-                return False
-    return kinds != [type(None)]
+            kind = type(get_args(kind)[0])
+        if not _is(kind, (str, Path)):
+            return False
+    return bool(kinds)
 
 
 def _is(kind: Any, parents: type | tuple[type, ...]) -> bool:
@@ -160,20 +166,11 @@ def walk(schema: type, prefix: str = "") -> Iterator[tuple[str, Key]]:
             yield from walk(below, f"{prefix}{name}.")
 
 
-def suggest(root: type, parent: type, prefix: str, name: str) -> str:
-    """Return a hint for the unknown key `prefix + name` of section `parent`, or "".
-
-    The same name elsewhere first, then a close one here, then a close one elsewhere.
-    """
-    known = {option.removeprefix("--"): [option] for option in RESERVED}
+def suggest(root: type, parent: type, above: str, name: str) -> str:
+    """Return a hint for an unknown key of section `parent`, which is at `above`: a close one there, or elsewhere."""
+    here = {key: join(above, key) for key in keys_of(parent)}
+    elsewhere = {option.removeprefix("--"): option for option in RESERVED}
     for dotted, _ in walk(root):
-        known.setdefault(dotted.rpartition(".")[2], []).append(dotted)
-    near = nearest(name, known, 1.0)
-    if near is None:
-        near = nearest(name, keys_of(parent))
-        if near is not None:
-            return f"did you mean {prefix}{near}?"
-        near = nearest(name, known, 0.75)
-    if near is None:
-        return ""
-    return f"did you mean {' or '.join(known[near][:3])}?"
+        elsewhere.setdefault(dotted.rpartition(".")[2], dotted)
+    exact = did_you_mean(name, elsewhere, 1.0)
+    return exact or did_you_mean(name, here) or did_you_mean(name, elsewhere, 0.75)

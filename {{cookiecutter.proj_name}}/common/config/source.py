@@ -1,21 +1,18 @@
 """YAML text -> nodes that record where each value was written; and values -> YAML text.
 
 Numbers and words are read as in YAML 1.2, not 1.1: `1e-5` is a number, `no`, `007` and `12:30:00` are text.
-Environment variables are expanded here.
 """
 
 import math
-import os
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from common.config.problem import ABSENT, ConfigError, Problem, join, shown_path
-from common.config.schema import admits, items_of
+from common.config.problem import ABSENT, ConfigError, Problem, shown_path
 
 
 @dataclass(frozen=True)
@@ -23,37 +20,29 @@ class Node:
     """One value as it was written.
 
     Attributes:
-        value: a scalar, a list of nodes, or a dict of nodes.
+        value: a list of nodes, a dict of nodes, text in which variables and words are not read yet, or another value.
         origin: where it was written.
-        text: an unquoted scalar as written, which a text field uses; None for all other values.
+        quoted: whether text stays text, and is not read as a number or word.
         replace: whether this mapping contains `$REPLACE: true`.
         problem: why the value is invalid, or "". An error only if the value is used in the end.
-        refers: whether `value` is text with references to other keys, not yet resolved.
+        size: how many values it stands for, each alias anew.
     """
 
     value: Any
     origin: str
-    text: str | None = None
+    quoted: bool = False
     replace: bool = False
     problem: str = ""
-    refers: bool = False
+    size: int = 1
 
 
-def by_key(node: Node, key: str = "") -> Iterator[tuple[str, Node]]:
-    """Yield a node and all that it contains, by dotted key."""
-    yield key, node
-    for part, inner in items_of(node.value):
-        yield from by_key(inner, join(key, part))
-
-
-def plain(node: Node) -> Any:
-    """Return a node as plain data."""
-    value = node.value
+def node_of(value: Any, origin: str) -> Node:
+    """Return plain data as nodes, all with the same origin."""
     if isinstance(value, dict):
-        return {name: plain(item) for name, item in value.items()}
-    if isinstance(value, list):
-        return [plain(item) for item in value]
-    return value
+        return Node({name: node_of(item, origin) for name, item in value.items()}, origin)
+    if isinstance(value, (list, tuple)):
+        return Node([node_of(item, origin) for item in value], origin)
+    return Node(_escape(value), origin, quoted=True)
 
 
 # --- scalars -----------------------------------------------------------------------------------------------------
@@ -67,8 +56,6 @@ _NAMED = {
     "null": None, "Null": None, "NULL": None,
     "None": None, "~": None, "": None,
 }  # fmt: skip
-# $$, ${env:NAME}, ${env:NAME:-default}, ${section.key}, or the beginning of something else
-_VARIABLE = re.compile(r"\$(?:(\$)|\{env:([A-Za-z_]\w*)(?::-([^}]*))?\}|\{([^\s${}:]+)\}|\{)")
 
 
 def scalar(text: str) -> Any:
@@ -82,66 +69,9 @@ def scalar(text: str) -> Any:
     return float(text.lower().replace(".i", "i").replace(".n", "n"))
 
 
-def list_items(text: str, annotation: Any) -> list[str]:
-    """Return the items of text like `0,1,2` where a list is expected and no text; else none."""
-    if "," not in text or not admits(annotation, list) or admits(annotation, str, Any):
-        return []
-    return [item.strip() for item in text.removesuffix(",").split(",")]
-
-
-def scalar_node(text: str, quoted: bool, origin: str) -> Node:
-    """Return a scalar from its text: `${env:NAME}` expanded, then read as a number or word unless it was quoted.
-
-    Text with references is kept as it is, for `references`.
-    """
-    try:
-        text = _VARIABLE.sub(_expand, text)
-    except ValueError as error:
-        return Node(text, origin, problem=str(error))
-    if references_in(text):
-        return Node(text, origin, refers=True)
-    text = fill_in(text, {})
-    if quoted:
-        return Node(text, origin)
-    return Node(scalar(text), origin, text)
-
-
-def references_in(text: str) -> list[str]:
-    """Return the keys that `text` refers to, as in `${model.width}`."""
-    return [match[4] for match in _VARIABLE.finditer(text) if match[4]]
-
-
-def fill_in(text: str, values: Mapping[str, str]) -> str:
-    """`text` with every reference replaced by the value of its key, and `$$` by a dollar."""
-
-    def value_of(match: re.Match[str]) -> str:
-        if match[4]:
-            return values[match[4]]
-        return "$"
-
-    return _VARIABLE.sub(value_of, text)
-
-
-def _expand(match: re.Match[str]) -> str:
-    """Expand the value of an environment variable, its dollars doubled; other matches unchanged."""
-    dollar, name, default, key = match.groups()
-    if dollar or key:
-        return match[0]
-    if not name:
-        raise ValueError("write ${section.key}, ${env:NAME}, ${env:NAME:-default}, or $$ for a dollar")
-    value = os.environ.get(name)
-    if value is not None and value != os.fsencode(value).decode(errors="replace"):
-        raise ValueError(f"the environment variable {name} is not UTF-8")
-    if default is not None:
-        value = value or default  # as in a shell, `:-` also replaces an empty variable
-    if value is None:
-        raise ValueError(f"the environment variable {name} is not set; set it, or write ${{env:{name}:-default}}")
-    return value.replace("$", "$$")
-
-
 # --- files -------------------------------------------------------------------------------------------------------
 
-MOST_COPIED = 20_000  # values that aliases, or references, add
+_LARGEST = 100_000  # values: thirty lines of aliases can stand for 10^9, which would take minutes
 _MERGE, _PLAIN = "tag:yaml.org,2002:merge", "unquoted"
 
 
@@ -164,11 +94,12 @@ class _Loader(yaml.SafeLoader):
         return self.origin_at(node.start_mark.line)
 
     def _scalar(self, node: yaml.ScalarNode) -> Node:
-        return scalar_node(node.value, node.tag != _PLAIN, self._origin(node))
+        return Node(node.value, self._origin(node), node.tag != _PLAIN)
 
     def _sequence(self, node: yaml.SequenceNode) -> Node:
         items = [self.construct_object(item, deep=True) for item in node.value]
-        return Node(items, self._origin(node))
+        size = self._checked(sum(item.size for item in items), node)
+        return Node(items, self._origin(node), size=size)
 
     def _mapping(self, node: yaml.MappingNode) -> Node:
         origins: dict[Any, list[str]] = {}
@@ -177,6 +108,7 @@ class _Loader(yaml.SafeLoader):
                 raise yaml.MarkedYAMLError(problem="a key must be a string; quote it", problem_mark=key.start_mark)
             origins.setdefault(key.value, []).append(self._origin(key))
         self.flatten_mapping(node)  # `<<: *name`: the entries merged in come first, so the mapping's own win
+        size = self._checked(len(node.value), node)
         entries: dict[str, Node] = {}
         for key, item in node.value:
             value = self.construct_object(item, deep=True)
@@ -185,10 +117,17 @@ class _Loader(yaml.SafeLoader):
             if len(places) > 1:
                 problem = f"this key is given twice, at {' and '.join(places)}"
             entries[key.value] = replace(value, origin=self._origin(key), problem=problem)  # the key's line
-        flag = entries.pop("$REPLACE", Node(False, "")).value
-        if not isinstance(flag, bool):
+            size = self._checked(size + value.size, node)
+        flag = entries.pop("$REPLACE", Node("false", "")).value
+        if flag not in ("true", "false"):
             raise yaml.MarkedYAMLError(problem="$REPLACE must be true or false", problem_mark=node.start_mark)
-        return Node(entries, self._origin(node), replace=flag)
+        return Node(entries, self._origin(node), replace=flag == "true", size=size)
+
+    def _checked(self, size: int, node: yaml.Node) -> int:
+        if size > _LARGEST:
+            rule = f"this stands for more than {_LARGEST:,} values; use fewer aliases (*name)"
+            raise _error(rule, self._origin(node))
+        return size
 
 
 _Loader.yaml_constructors = {  # any other tag is an error
@@ -221,7 +160,6 @@ def read_text(text: str, origin_at: Callable[[int], str]) -> Node | None:
         root = loader.get_single_node()
         if root is None:
             return None
-        _count(root, {}, origin_at)
         node: Node = loader.construct_document(root)
         return node
     except yaml.MarkedYAMLError as error:
@@ -233,30 +171,6 @@ def read_text(text: str, origin_at: Callable[[int], str]) -> Node | None:
     except yaml.reader.ReaderError as error:
         line = text[: error.position].count("\n")
         raise _error("the file contains a control character", origin_at(line)) from error
-
-
-def _count(node: yaml.Node, counts: dict[int, int], origin_at: Callable[[int], str]) -> int:
-    """Count the values that a node stands for, each alias anew. `counts`: the numbers of earlier nodes.
-
-    Raises `ConfigError` if aliases add too many: thirty lines can stand for 10^9 values, which would take minutes.
-    """
-    if id(node) in counts:
-        return counts[id(node)]
-    counts[id(node)] = 0  # an alias inside its own anchor, which the construction refuses
-    parts: list[yaml.Node] = []
-    if isinstance(node, yaml.SequenceNode):
-        parts = node.value
-    elif isinstance(node, yaml.MappingNode):
-        for key, value in node.value:
-            parts += [key, value]
-    total = 1
-    for part in parts:
-        total += _count(part, counts, origin_at)
-    counts[id(node)] = total
-    if total > len(counts) + MOST_COPIED:
-        rule = f"aliases (*name) must not add more than {MOST_COPIED:,} values, and these stand for {total:,}"
-        raise _error(rule, origin_at(node.start_mark.line))
-    return total
 
 
 def _error(rule: str, origin: str) -> ConfigError:

@@ -65,8 +65,7 @@ def check_entry(
     if isinstance(inputs, Mapping):
         mapped = inputs
     yield from registry.check(section, key, ignore=own, default_type=name, mapped=mapped)
-    label = f"every {registry.kind}"
-    yield from check_arguments(Term, settings, key, lambda: label, provided=("name", "function"))
+    yield from check_arguments(Term, settings, key, f"every {registry.kind}", provided=("name", "function"))
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 from loguru import logger
@@ -46,9 +46,6 @@ class Writer(ABC):
     `monitor.writers` names the classes. Each is built with `run` and the arguments in its section, at its first entry,
     and only in the main process. An error in a writer is logged once and does not end the training.
     """
-
-    package: ClassVar[str] = ""
-    """A package that the class needs and the project does not: the config is refused if it is not installed."""
 
     @abstractmethod
     def scalars(self, event: str, step: int, values: Mapping[str, float]) -> None:

@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 from common.base.errors import UserError
 from common.base.parts import installed, needs, sections
 from common.config import Problem, section
-from common.config.arguments import check_arguments, fit_arguments, is_foreign, parameter_names
+from common.config.arguments import check_arguments, fit_arguments, parameter_names
 from common.config.problem import match_names
 from common.config.registry import import_path
 
@@ -74,11 +74,9 @@ def kind_problems(name: str, args: Mapping[str, Any], decay: float) -> Iterator[
     if decay and "weight_decay" not in known:
         yield Problem("weight_decay", decay, f"{label} has none", "set it to 0")
     provided = tuple(name for name in _PROVIDED if name in known)
-    is_of_torch = cls.__module__.startswith("torch.optim")
-    strict = is_of_torch or not is_foreign(cls)
-    wrong = list(check_arguments(cls, args, "args", lambda: label, provided, strict=strict))
+    wrong = list(check_arguments(cls, args, "args", label, provided))
     yield from wrong
-    if args and is_of_torch and not wrong:
+    if args and cls.__module__.startswith("torch.optim") and not wrong:
         try:
             cls([torch.zeros(1, 1)], lr=1.0, **fit_arguments(cls, args))  # type: ignore[call-arg]
         except Exception as error:  # noqa: BLE001 - of whatever kind: it refuses a value

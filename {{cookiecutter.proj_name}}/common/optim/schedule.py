@@ -81,7 +81,7 @@ class LrSchedulerConfig:
         if "steps_per_epoch" not in self.args:
             ours.add("steps_per_epoch")
         provided = tuple(ours.intersection(parameter_names(target)))
-        yield from check_arguments(target, self.args, "args", lambda: f"{self.type} ({file_of(target)})", provided)
+        yield from check_arguments(target, self.args, "args", f"{self.type} ({file_of(target)})", provided)
 
 
 class Schedule:

@@ -7,8 +7,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from common.base.nested import flat
-from common.config.registry import WRITER_REGISTRY
+from common.config.registry import WRITER_REGISTRY, needs
 from common.monitor.writer import Writer, WriterRun
+
+needs("mlflow")  # imported where it is used
 
 _STATUS = {"finished": "FINISHED", "stopped": "KILLED", "failed": "FAILED"}
 _LONGEST = 6000  # characters of a parameter
@@ -27,8 +29,6 @@ class MlflowWriter(Writer):
             "env": as MLflow's environment variables say.
         experiment: MLflow's name for a group of runs; null: the name of the folder of the runs.
     """
-
-    package = "mlflow"
 
     def __init__(self, run: WriterRun, tracking_uri: str | None = None, experiment: str | None = None) -> None:
         import mlflow

@@ -8,8 +8,10 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from common.config.registry import WRITER_REGISTRY
+from common.config.registry import WRITER_REGISTRY, needs
 from common.monitor.writer import Writer, WriterRun
+
+needs("wandb")  # imported where it is used
 
 
 @WRITER_REGISTRY.register("wandb")
@@ -24,8 +26,6 @@ class WandbWriter(Writer):
         project: project of Weights & Biases; null: the name of the folder of the runs.
         mode: online, or offline: write to the run folder only, for `wandb sync`.
     """
-
-    package = "wandb"
 
     def __init__(
         self,

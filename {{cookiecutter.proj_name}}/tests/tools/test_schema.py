@@ -8,7 +8,7 @@ from typing import Any
 
 from common.config import resolve
 from common.config.problem import ConfigError, Problem
-from common.config.source import Node, read_file
+from common.config.source import Node, read_file, scalar
 from cli.program import EvalConfig
 from tests.conftest import PROJECT
 from tools.schema import files
@@ -52,7 +52,9 @@ def plain(node: Node) -> Any:
     """Return a file's values as the program reads them: 3e-3 is a number."""
     if isinstance(node.value, dict):
         return {name: plain(item) for name, item in node.value.items()}
-    return [plain(item) for item in node.value] if isinstance(node.value, list) else node.value
+    if isinstance(node.value, list):
+        return [plain(item) for item in node.value]
+    return node.value if node.quoted else scalar(node.value)
 
 
 def broken(value: Any, rule: dict[str, Any], key: str = "") -> list[str]:

@@ -15,7 +15,8 @@ from common.base.nested import flat
 from common.base.text import number
 from common.checkpoint.resume import SAFE, Change, changes
 from common.config import dump
-from common.config.source import plain, read_file
+from common.config.reading import plain
+from common.config.source import read_file
 from common.run.paths import PROJECT
 from tools.record.run import child_process, say
 from tools.runs.read import RunFiles, read_run

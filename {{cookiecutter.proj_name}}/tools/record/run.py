@@ -21,7 +21,8 @@ from common.base.process import die_with_parent
 from common.config.layers import find_file, flatten
 from common.config.overrides import read_options
 from common.config.problem import ConfigError
-from common.config.source import plain, read_text
+from common.config.reading import plain
+from common.config.source import read_text
 
 # What must be there on both sides: of the others, a run may have more, such as outputs of modules that are new.
 _NEEDED = ("gradient", "weight", "buffer", "state")
@@ -122,7 +123,7 @@ def plugins_of(project: Path, options: Mapping[str, str | None]) -> list[str]:
         nodes = [read_text(options["--plugins"] or "", lambda line: "--plugins")]
     else:
         config = find_file("--config", options.get("--config") or "", project)
-        nodes = [file.value.get("plugins") for file in flatten([config]).values()]
+        nodes = [file.value.get("plugins") for file in flatten(config).values()]
     lists = [plain(node) or [] for node in nodes if node is not None]
     return lists[-1] if lists else []
 

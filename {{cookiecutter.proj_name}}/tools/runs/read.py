@@ -1,12 +1,12 @@
 """Reads the files of a run, for programs that show or compare runs. Nothing here writes to disk."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from common.config.source import Node, by_key, plain, read_file
+from common.config.source import read_file
 from common.run.paths import RunPaths
 from common.run.status import is_held
 
@@ -84,13 +84,14 @@ def read_run(folder: Path) -> RunFiles:
     return run
 
 
-def leaves(config: Node) -> dict[str, Any]:
+def leaves(config: Mapping[str, Any], above: str = "") -> dict[str, Any]:
     """Return the values of a config by dotted key. Lists and empty sections are values."""
-    found = {}
-    for key, node in by_key(config):
-        is_section = isinstance(node.value, dict) and node.value
-        if not is_section and "[" not in key:  # a list counts as a whole
-            found[key] = plain(node)
+    found: dict[str, Any] = {}
+    for name, value in config.items():
+        if isinstance(value, dict) and value:
+            found |= leaves(value, f"{above}{name}.")
+        else:
+            found[f"{above}{name}"] = value
     return found
 
 

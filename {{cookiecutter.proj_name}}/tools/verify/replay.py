@@ -18,7 +18,6 @@ from common.config.problem import join_names
 from common.run.paths import RunPaths
 from common.run.record import read_attempts
 from common.run.status import is_held
-from cli.trained import config_in
 from tools.record.run import run_program
 from tools.runs.read import read_metrics
 from tools.same.folders import leaves, values_of
@@ -108,7 +107,7 @@ def hindrance(step: int, start: State, end: State) -> str:
     rewinds = start["about"]["config"]["optim"].get("bad_steps", {}).get("action") == "rewind"
     if rewinds and start.get("bad_steps", {}).get("anchor", 0) not in (0, step):
         return "its run would rewind to an earlier checkpoint, which a replay lacks: --from start"
-    settings = changes(config_in(start).values, config_in(end).values)
+    settings = changes(config_in(start), config_in(end))
     names = [str(change) for change in settings if not change.matches(_WITHOUT_EFFECT)]
     found = compare({**end["fingerprint"], **start["fingerprint"]}, end["fingerprint"])
     names += found.samples + found.bits
@@ -133,9 +132,14 @@ def replay(segment: Segment, folder: Path) -> tuple[Rows, State]:
     return read_metrics(paths.metrics_file), read_checkpoint(paths.checkpoints / "latest.pt")
 
 
+def config_in(state: State) -> dict[str, Any]:
+    """Return the config in the state of a run, complete."""
+    return resolve(Config, [], stored=state["about"]["config"]).values
+
+
 def replay_config(segment: Segment, folder: Path) -> dict[str, Any]:
     """Return the config of the replay in `folder`: the run's own, with as many processes."""
-    values = config_in(segment.start).values
+    values = config_in(segment.start)
     device = segment.attempt["machine"]["device"]
     if segment.first:
         values |= {"resume": str(segment.paths.checkpoints / segment.name), "allow_changes": True}
