@@ -118,14 +118,12 @@ class Reader:
 
 def _environment(name: str, default: str | None) -> str:
     """Return the value of an environment variable. Raises `ValueError` if there is none."""
-    value = os.environ.get(name, "")
-    if value != os.fsencode(value).decode(errors="replace"):
-        raise ValueError(f"the environment variable {name} is not UTF-8")
-    if value or (default is None and name in os.environ):  # as in a shell, `:-` also replaces an empty variable
-        return value
-    if default is None:
+    value = os.environ.get(name)
+    if default is not None:
+        value = value or default  # as in a shell, `:-` also replaces an empty variable
+    if value is None:
         raise ValueError(f"the environment variable {name} is not set; set it, or write ${{env:{name}:-default}}")
-    return default
+    return value
 
 
 def plain(tree: Node) -> Any:

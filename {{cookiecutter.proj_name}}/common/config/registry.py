@@ -101,8 +101,6 @@ class Registry:
         for step in traceback.extract_tb(error.__traceback__):
             if Path(step.filename) == file:
                 origin = f"{shown_path(file)}:{step.lineno}"
-        if isinstance(error, SyntaxError) and error.filename:
-            origin = f"{shown_path(error.filename)}:{error.lineno}"
         missing = ""
         if isinstance(error, ModuleNotFoundError):
             missing = str(error.name).partition(".")[0]

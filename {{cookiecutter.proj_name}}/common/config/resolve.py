@@ -69,7 +69,7 @@ def resolve(
         records.append(origin)
     tree = with_defaults(tree, schema)  # so `--model.width 3` changes the default model, not a model without a type
     if overlay is not None:  # its own values only: the configuration below it already has bases
-        body = read_file(find_file("--debug", str(overlay), Path()))
+        body = read_file(Path(overlay))
         body.value.pop("$BASE", None)
         tree = with_defaults(merge(tree, body, schema), schema)
     return _checked(schema, lay_over(tree, keys, schema), problems, tuple(records))
@@ -104,7 +104,10 @@ def _checked(schema: type[T], tree: Node, problems: Sequence[Problem], records: 
                 origin = origin_of(key, reader.origins)
                 warning += f"\n  {key} = {shorten(problem.value, 200)}  ({origin})"
     if checker.problems:
-        raise ConfigError([_placed(problem, reader.origins) for problem in checker.problems])
+        placed = []
+        for problem in checker.problems:
+            placed.append(replace(problem, origin=problem.origin or origin_of(problem.key, reader.origins)))
+        raise ConfigError(placed)
     warnings = []
     if warning:
         text = "this run is of an earlier version of the project, which had keys that are now ignored:"
@@ -128,9 +131,3 @@ def _without(value: Any, unknown: Collection[str], key: str = "") -> Any:
     if moved:
         kept["args"] = {**kept.get("args", {}), **moved}
     return kept
-
-
-def _placed(problem: Problem, origins: Mapping[str, str]) -> Problem:
-    if problem.origin is not None:
-        return problem
-    return replace(problem, origin=origin_of(problem.key, origins))

@@ -143,11 +143,8 @@ def read_file(path: Path) -> Node:
     def origin_at(line: int) -> str:
         return f"{name}:{line + 1}"
 
-    try:
-        body = read_text(path.read_text("utf-8-sig"), origin_at) or Node({}, origin_at(0))
-    except UnicodeDecodeError as error:
-        line = error.object[: error.start].count(b"\n")
-        raise _error("the file is not UTF-8 text", origin_at(line)) from error
+    text = path.read_text("utf-8-sig", errors="surrogateescape")  # other bytes become what YAML refuses
+    body = read_text(text, origin_at) or Node({}, origin_at(0))
     if not isinstance(body.value, dict):
         raise _error('the top level of the file must be a mapping: "key: value"', body.origin)
     return body
@@ -170,7 +167,7 @@ def read_text(text: str, origin_at: Callable[[int], str]) -> Node | None:
         raise _error(f"invalid YAML: {cause}", origin_at(line)) from error
     except yaml.reader.ReaderError as error:
         line = text[: error.position].count("\n")
-        raise _error("the file contains a control character", origin_at(line)) from error
+        raise _error("the file is not UTF-8 text, or contains a control character", origin_at(line)) from error
 
 
 def _error(rule: str, origin: str) -> ConfigError:
