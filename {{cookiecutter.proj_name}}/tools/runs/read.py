@@ -73,7 +73,7 @@ def read_run(folder: Path) -> RunFiles:
     config = paths.config_file
     if run.attempts:
         config = folder / run.attempts[-1]["config"]
-    run.config = tried(config, lambda file: leaves(read_file(file)), {})
+    run.config = tried(config, lambda file: leaves(plain(read_file(file))), {})
     run.records = tried(paths.metrics_file, lambda file: read_metrics(file, run.problems.append), [])
     status = tried(paths.status_file, lambda file: dict(json.loads(file.read_text())), {})
     run.state = status.get("state", "running")
