@@ -102,7 +102,7 @@ def test_required_keys_are_named() -> None:
     class Needs:
         lr: Annotated[float, Field(gt=0)]
 
-    with pytest.raises(ConfigError, match=r"lr[\s\S]*is required"):
+    with pytest.raises(ConfigError, match="missing 1 required keyword-only argument: 'lr'"):
         parse(Needs, ["--config", write("a.yaml", "")])
 
 

@@ -112,7 +112,7 @@ WRONG: list[tuple[str, list[str]]] = [
     (
         "num_workers: ${batch_size}\nbatch_size: ${optim.accumulate}\noptim: {accumulate: '${num_workers}'}\n"
         "name: ${num_workers}",
-        ["1 problem", "mine.yaml:3", "are circular; batch_size -> optim.accumulate -> num_workers -> batch_size"],
+        ["1 problem", "mine.yaml:2", "are circular; num_workers -> batch_size -> optim.accumulate -> num_workers"],
     ),
     ("model: {width: '${model}'}", ["are circular; model.width -> model.width"]),
     (
