@@ -36,7 +36,7 @@ def parse(
         _print_and_stop(help_text(schema, prog=prog, description=description, default=str(default or "")))
     if "--list" in options:
         _print_and_stop(_listing(options["--list"].value))
-    files = [default]
+    files: list[Any] = [default]
     if "--config" in options:
         files = [options["--config"].value]
     elif stored is not None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from common.config.reading import plain
 from common.config.source import read_file
 from common.run.paths import RunPaths
 from common.run.status import is_held
