@@ -78,7 +78,6 @@ def read_config(argv: list[str]) -> Resolved[EvalConfig]:
         EvalConfig,
         words,
         prog="evaluate.py",
-        description=__doc__ or "",
         default=PROJECT / "configs" / "eval.yaml",
         stored=stored,
         origin=origin,

@@ -20,7 +20,7 @@ from cli.summary import log_end, log_start
 def main(argv: list[str]) -> int:
     """Load the config, enter the run, build, restore, train. Returns the exit code."""
     setup_log()
-    resolved = train_config(argv, description=__doc__ or "")
+    resolved = train_config(argv)
     config, command = resolved.config, [__file__, *argv]
     code = distributed.spawn(config.gpu_ids, config.dist, command)
     if code is not None:  # this process only started the ones that train

@@ -19,7 +19,6 @@ def parse(
     argv: Sequence[str],
     *,
     prog: str = "train.py",
-    description: str = "",
     default: str | Path | None = None,
     debug_overlay: str | Path | None = None,
     stored: Mapping[str, Any] | None = None,
@@ -33,7 +32,7 @@ def parse(
     """
     options, _ = read_options(argv)
     if "--help" in options:
-        _print_and_stop(help_text(schema, prog=prog, description=description, default=str(default or "")))
+        _print_and_stop(help_text(schema, prog, str(default or "none")))
     if "--list" in options:
         _print_and_stop(_listing(options["--list"].value))
     files: list[Any] = [default]

@@ -25,7 +25,15 @@ def with_origins(values: Mapping[str, Any], origins: Mapping[str, str]) -> str:
     return "\n".join(lines)
 
 
-_EXAMPLES = """
+_USAGE = """usage: {prog} --config FILE [--key value ...]
+
+Options:
+  --config FILE                     # the configuration; default: {default}
+  --print-config                    # print every value and its origin, and stop
+  --list [KIND]                     # print what is registered, such as models, with file:line and arguments, and stop
+  --debug                           # apply the debug settings on top of the configuration
+  --help, -h                        # print this, and stop
+
 Any key below may be given as --key value or --key=value, or nested in the file:
   {prog} --config FILE --name second_try --print-config
   {prog} --config FILE --a.list 0,1,2 --a.text=-x --a.switch
@@ -33,22 +41,9 @@ Any key below may be given as --key value or --key=value, or nested in the file:
 """
 
 
-def help_text(schema: type, *, prog: str = "train.py", description: str = "", default: str = "") -> str:
+def help_text(schema: type, prog: str, default: str) -> str:
     """List the options, and every key with its default and its meaning, wrapped to the width of the terminal."""
-    options = {
-        "--config FILE": "the configuration",
-        "--print-config": "print every value and its origin, and exit",
-        "--list [KIND]": "print what is registered, such as models, with file:line and arguments, and stop",
-        "--debug": "apply the debug settings on top of the configuration",
-        "--help, -h": "print this, and stop",
-    }
-    if default:
-        options["--config FILE"] += f"; default: {default}"
-    about = " ".join((description or schema.__doc__ or "").split())
-    lines = [f"usage: {prog} --config FILE [--key value ...]", "", *textwrap.wrap(about, WIDTH), "", "Options:"]
-    for option, meaning in options.items():
-        lines += with_comment(f"  {option}", meaning)
-    lines += [*_EXAMPLES.format(prog=prog).splitlines(), ""]
+    lines = [_USAGE.format(prog=prog, default=default)]
     for dotted, key in walk(schema):
         meaning = describe(key.annotation)
         if section_of(key.annotation) is not None:

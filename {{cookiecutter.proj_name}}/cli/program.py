@@ -52,9 +52,7 @@ def entered(name: str, *arguments: Any) -> AbstractContextManager[Any]:
     return stack
 
 
-def train_config(
-    argv: Sequence[str], *, prog: str = "train.py", description: str = "", default: Path | None = None
-) -> Resolved[Config]:
+def train_config(argv: Sequence[str], *, prog: str = "train.py", default: Path | None = None) -> Resolved[Config]:
     """Read the config as train.py does, see `parse`: `--resume RUN` alone takes that of the run.
 
     The run then continues in that folder, whatever its config says: the folder may have been moved.
@@ -70,7 +68,7 @@ def train_config(
     debug = PROJECT / "configs" / "debug.yaml"
 
     def read() -> Resolved[Config]:
-        return parse(Config, words, prog=prog, description=description, default=default, debug_overlay=debug)
+        return parse(Config, words, prog=prog, default=default, debug_overlay=debug)
 
     resolved = read()
     if stored is None or option_value(argv, "--name"):

@@ -135,7 +135,7 @@ def test_help_lists_every_key(capsys: pytest.CaptureFixture[str], monkeypatch: p
         parse(Config, ["--help"])
     text = capsys.readouterr().out
     assert not stop.value.code
-    assert text.strip() == help_text(Config).strip()
+    assert text.strip() == help_text(Config, "train.py", "none").strip()
     assert "  --optim.inner.decay  0.0          # weight of the old average\n" in text
     assert "optim: How weights change." in text
     assert all(f"--{key} " in text for key in ("name", "gpu_ids", "optim.steps", "model", "config", "list", "debug"))

@@ -14,19 +14,11 @@ from common.config.schema import child, keys_of, metadata, section_of
 from common.config.source import Node, node_of, read_file
 
 
-def flatten(path: Path) -> dict[Path, Node]:
-    """Read a file and all its bases, each once, every base before the files built on it."""
-    done: dict[Path, Node] = {}
-    _visit(path, None, (), done)
-    return done
-
-
-def _visit(path: Path, origin: str | None, trail: tuple[Path, ...], done: dict[Path, Node]) -> None:
+def flatten(path: Path, origin: str | None = None, trail: tuple[Path, ...] = ()) -> dict[Path, Node]:
+    """Read a file and all its bases, each once, every base before the files built on it. `trail`: what led here."""
     if path in trail:
         loop = " -> ".join(map(shown_path, (*trail, path)))
         raise ConfigError([Problem("$BASE", ABSENT, "the files have a circular $BASE", loop, origin)])
-    if path in done:
-        return
     body = read_file(path)
     given = body.value.pop("$BASE", Node([], DEFAULT))
     if given.problem:
@@ -34,10 +26,12 @@ def _visit(path: Path, origin: str | None, trail: tuple[Path, ...], done: dict[P
     bases = given.value
     if not isinstance(bases, list):
         bases = [given]
+    done: dict[Path, Node] = {}
     for base in bases:
         target = find_file("$BASE", str(base.value), path.parent, base.origin)
-        _visit(target, base.origin, (*trail, path), done)
+        done |= flatten(target, base.origin, (*trail, path))
     done[path] = body
+    return done
 
 
 def find_file(key: str, name: str, folder: Path, origin: str | None = None) -> Path:

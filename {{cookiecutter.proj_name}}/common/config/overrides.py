@@ -40,7 +40,7 @@ def read_options(words: Sequence[str]) -> tuple[dict[str, Option], list[Problem]
         if name == "-h":
             name = "--help"
         origin = f"command line: {word}"
-        if not name.startswith("--"):
+        if not name.startswith("--") or (equals and name in SWITCHES):
             hint = "write --key value, and lists as 1,2,3 or '[1, 2, 3]'"
             problems.append(Problem("", ABSENT, f"unexpected argument {word!r}", hint, origin))
             continue
@@ -50,8 +50,6 @@ def read_options(words: Sequence[str]) -> tuple[dict[str, Option], list[Problem]
         elif name not in SWITCHES and rest and _VALUE.match(rest[0]):
             value = rest.pop(0)
             option = Option(value, f"{origin} {value}")
-        if name in SWITCHES and equals:
-            problems.append(Problem(name, value, "takes no value", origin=origin))
         if name in options:
             problems.append(Problem(name, ABSENT, "is given more than once", "keep one", option.origin))
         options.setdefault(name, option)

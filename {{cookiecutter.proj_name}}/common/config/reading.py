@@ -84,7 +84,13 @@ class Reader:
             if dollar:
                 return "$"
             if variable:
-                return _environment(variable, default)
+                value = os.environ.get(variable, "")
+                if value or (default is None and variable in os.environ):
+                    return value
+                if default is None:
+                    remedy = f"set it, or write ${{env:{variable}:-default}}"
+                    raise ValueError(f"the environment variable {variable} is not set", remedy)
+                return default  # as in a shell, also for an empty variable
             if not name:
                 raise ValueError("write ${section.key}, ${env:NAME}, ${env:NAME:-default}, or $$ for a dollar")
             value = target(name)
@@ -114,16 +120,6 @@ class Reader:
         if rule:  # else the problem is that of a target
             self.problems.append(Problem(key, value, rule, hint, node.origin))
         return ABSENT
-
-
-def _environment(name: str, default: str | None) -> str:
-    """Return the value of an environment variable. Raises `ValueError` if there is none."""
-    value = os.environ.get(name)
-    if default is not None:
-        value = value or default  # as in a shell, `:-` also replaces an empty variable
-    if value is None:
-        raise ValueError(f"the environment variable {name} is not set; set it, or write ${{env:{name}:-default}}")
-    return value
 
 
 def plain(tree: Node) -> Any:

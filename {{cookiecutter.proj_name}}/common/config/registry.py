@@ -3,7 +3,6 @@
 import importlib.util
 import inspect
 import pkgutil
-import sys
 import traceback
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
@@ -62,7 +61,7 @@ class Registry:
         def enter(target: F) -> F:
             key = name or target.__name__
             known = self._entries.get(key)
-            if known is not None and _source(known) != _source(target):
+            if known is not None and file_of(known) != file_of(target):  # the same after a second import (`python -m`)
                 places = f"{file_of(known)} and {file_of(target)}"
                 raise UserError(f"the {self.kind} name {key} is used twice, at {places}; rename one")
             self._entries[key] = target
@@ -219,11 +218,6 @@ class Registered:
 
 def _arguments_of(section: Mapping[str, Any], ignore: Names) -> dict[str, Any]:
     return {name: value for name, value in section.items() if name != "type" and name not in ignore}
-
-
-def _source(target: Any) -> tuple[str | None, str]:
-    """Return file and name: the same after a second import (`python -m`), though the module is another."""
-    return getattr(sys.modules.get(target.__module__), "__file__", None), target.__qualname__
 
 
 def file_of(target: Any) -> str:

@@ -172,5 +172,4 @@ def suggest(root: type, parent: type, above: str, name: str) -> str:
     elsewhere = {option.removeprefix("--"): option for option in RESERVED}
     for dotted, _ in walk(root):
         elsewhere.setdefault(dotted.rpartition(".")[2], dotted)
-    exact = did_you_mean(name, elsewhere, 1.0)
-    return exact or did_you_mean(name, here) or did_you_mean(name, elsewhere, 0.75)
+    return did_you_mean(name, here) or did_you_mean(name, elsewhere, 0.75)

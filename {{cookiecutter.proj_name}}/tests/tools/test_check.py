@@ -85,7 +85,7 @@ def test_the_guarantees_hold(config: str, capsys: pytest.CaptureFixture[str]) ->
 def lab(*words: str) -> Lab:
     """Return a lab for the tests' config and these words; no run is made."""
     words = ("--config", str(CONFIG), *words)
-    return Lab(words, train_config(list(words), prog="check", description="").config, Path("nowhere"))
+    return Lab(words, train_config(list(words), prog="check").config, Path("nowhere"))
 
 
 def test_a_reduction_that_is_exact_is_not_split_in_three() -> None:
