@@ -38,7 +38,8 @@ def parse(
     files: list[Any] = [default]
     if "--config" in options:
         files = [options["--config"].value]
-    elif stored is not None:
+        stored = None
+    if stored is not None:
         files = []
     if files in ([None], [""]):
         hint = f"{prog} --config configs/default.yaml; {prog} --help shows every key"

@@ -112,6 +112,8 @@ def test_config_option() -> None:
     for argv in (["--config", "a.yaml"], ["--config=a.yaml"]):
         assert parse(Config, [*argv, "--flag"]).config.name == "x"
     assert parse(Config, [], default="a.yaml").config.name == "x"
+    assert parse(Config, ["--config", "a.yaml"], stored={"name": "y"}).config.name == "x"
+    assert parse(Config, [], default="a.yaml", stored={"name": "y"}).config.name == "y"
     for argv in ([], ["--config"], ["--conf", "a.yaml"]):
         with pytest.raises(ConfigError, match="needs a file"):
             parse(Config, argv)
