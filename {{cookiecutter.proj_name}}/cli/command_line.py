@@ -22,7 +22,7 @@ def parse(
     default: str | Path | None = None,
     debug_overlay: str | Path | None = None,
     stored: Mapping[str, Any] | None = None,
-    origin: str = "",
+    origin: str = "the config of the run",
 ) -> Resolved[T]:
     """Read the configuration from a command line.
 
