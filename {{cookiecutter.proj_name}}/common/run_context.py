@@ -180,7 +180,8 @@ class RunContext:
         made = None
         if self.folder is not None and not self.folder.lock.is_in_place():
             self.folder.close()
-            self.paths.move_to(unused_path(before))  # another run may have its name by now
+            if self.paths.holds_run():  # another one has its name by now
+                self.paths.move_to(unused_path(before))
             try:
                 self.folder = open_run(self.paths, self.values, *self._started)
                 made = self.paths.root

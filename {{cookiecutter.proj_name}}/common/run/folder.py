@@ -115,7 +115,7 @@ def refuse_sources_in_moved_run(sources: Mapping[str, str | Path | None], folder
 
 def _move_away(folder: RunPaths) -> None:
     """Rename the folder of an earlier run, if there is one, to `<name>_<its start>`."""
-    if not (folder.record_file.exists() or folder.checkpoints.exists()):
+    if not folder.holds_run():
         return
     target = unused_path(folder.root.with_name(f"{folder.name}_{_first_start(folder)}"))
     lock = FolderLock.take(folder.lock_file)  # so another process cannot start writing there meanwhile

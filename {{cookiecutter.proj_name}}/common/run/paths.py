@@ -79,6 +79,10 @@ class RunPaths:
             folder = folder.parent
         return cls(folder)
 
+    def holds_run(self) -> bool:
+        """Return whether a run has written there."""
+        return self.record_file.exists() or self.checkpoints.exists()
+
     def contains(self, path: str | Path | None) -> bool:
         """Return whether a path is in this folder: true for `auto` (of the option `resume`), false for None."""
         if path is None:
