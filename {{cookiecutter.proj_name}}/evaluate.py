@@ -8,6 +8,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))  # python -P and PYTHON
 from common import distributed
 from common.base.errors import UserError
 from common.base.files import why_unwritten, without_tilde
+from common.base.parts import fill
 from common.base.text import label, number
 from common.build import build_evaluation, check_classes
 from common.checkpoint.file import read_checkpoint
@@ -16,7 +17,7 @@ from common.config import Resolved, option_value
 from common.config.problem import shown_path as shown
 from common.distributed import Rank
 from common.distributed.devices import set_up_process
-from common.evaluator import Evaluator, build_gallery
+from common.evaluator import Evaluator
 from common.failure.program import distributed_run, exit_process, report_errors
 from common.monitor.log import logger, setup_log
 from common.monitor.result import SetResult
@@ -92,7 +93,7 @@ def evaluate(config: EvalConfig, path: Path, folder: Path, rank: Rank) -> str:
     trained.task.classes = check_classes(config.model, {label(part.split, part.name): part.dataset for part in loaders})
     if not loaders:
         raise UserError(f"dataset.{config.split} is null in this config, so there is nothing to evaluate on")
-    evaluator = Evaluator(trained.task, rank, trained.precision, build_gallery(config))
+    evaluator = Evaluator(trained.task, rank, trained.precision, fill("pictures", "gallery", None, config))
     result = evaluator.run(loaders)
     for loader in loaders:
         loader.close()

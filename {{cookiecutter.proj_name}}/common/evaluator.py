@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 from zlib import crc32
 
 import torch
@@ -14,7 +14,6 @@ from loguru import logger
 
 from common.base.errors import UserError, error_context, with_notes
 from common.base.files import write_text
-from common.base.parts import part
 from common.base.text import label, plain
 from common.data.loader import EvaluationLoader, Step
 from common.data.workers import WaitInterrupted
@@ -25,35 +24,6 @@ from common.monitor.result import SetResult, SplitResult
 from common.monitor.writer import Show
 from common.optim.precision import Precision
 from common.task import Task
-
-
-class Gallery(Protocol):
-    """The seat `gallery`: it draws samples. Without a part that takes it, nothing is drawn.
-
-    `begin` gives what collects the pictures of one pass over a set: `add(output, batch, indices)` after each batch, and
-    `finish()` on every process. `fixed`: the same samples are to be shown in every pass.
-    """
-
-    def begin(
-        self,
-        task: Any,
-        rank: Rank,
-        *,
-        fixed: bool = False,
-    ) -> Any: ...
-
-    def show(self, trainer: Any, split: str, result: SplitResult) -> None: ...
-
-    def save(self, folder: Path, result: SplitResult) -> None: ...
-
-
-def build_gallery(config: Any) -> Gallery | None:
-    """Fill the seat: with parts/pictures, if this project has it and its config asks for pictures."""
-    pictures = part("pictures", "gallery")
-    if pictures is None:
-        return None
-    gallery: Gallery | None = pictures.build(config)
-    return gallery
 
 
 @dataclass
@@ -72,7 +42,8 @@ class Evaluator:
     does not depend on evaluations.
 
     Args:
-        gallery: draws samples; None: no pictures.
+        gallery: the seat of what draws samples (parts/pictures); None: no pictures. `begin` gives what collects the
+            pictures of a pass over a set, `show` and `save` get the result.
         lockstep_forward: whether every forward pass needs all processes. A process with fewer batches then keeps
             computing, with the results discarded, until all are done.
         stop_signal: the number of the stop signal that this process received, 0 for none. An evaluation may take longer
@@ -85,7 +56,7 @@ class Evaluator:
     task: Task
     rank: Rank
     precision: Precision
-    gallery: Gallery | None = None
+    gallery: Any = None
     lockstep_forward: bool = False
     stop_signal: Callable[[], int] = lambda: 0
     after_sanity_check: list[Callable[[EvaluationLoader, Any, Any, Losses], object]] = field(default_factory=list)
@@ -246,7 +217,7 @@ class _Pass:
         self,
         task: Task,
         rank: Rank,
-        gallery: Gallery | None = None,
+        gallery: Any = None,
         *,
         fixed: bool = False,
     ) -> None:

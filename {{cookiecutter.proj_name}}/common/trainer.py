@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 
 from common.base.errors import error_context
 from common.base.files import warn_on_oserror
-from common.base.parts import AVERAGE, refuse_absent
+from common.base.parts import AVERAGE, fill, refuse_absent
 from common.checkpoint.folder import CheckpointFolder
 from common.checkpoint.layout import Layout, check_extra_state
 from common.checkpoint.resume import accept_changes, fingerprint
@@ -22,14 +22,14 @@ from common.data.workers import stop_waiting_at
 from common.distributed import max_over_ranks, share_buffers
 from common.distributed.seed import mix, set_seed
 from common.evaluation.best import BestTracker
-from common.evaluator import EvaluationInterrupted, Evaluator, build_gallery
+from common.evaluator import EvaluationInterrupted, Evaluator
 from common.failure.signals import StopSignals, exit_code
 from common.finite import ScaledSteps, are_finite, bad_loss, not_finite, step_check
 from common.model import Strategy, check_trained, prepare
 from common.monitor.result import SplitResult
 from common.monitor.writer import Show
 from common.optim import build_optimizer
-from common.optim.average import Average, build_average
+from common.optim.average import Average
 from common.optim.schedule import Schedule
 from common.progress import Outcome, Position, TrainState, Triggers, resumed_position, total_steps
 from common.run_context import RunContext
@@ -97,9 +97,9 @@ class Trainer:
         self.strategy = prepare(self.task, settings, config.dist, built.precision, self.rank)
         precision = self.strategy.precision
         lockstep = self.strategy.lockstep_forward
-        gallery = build_gallery(config)
+        gallery = fill("pictures", "gallery", None, config)
         self.evaluator = Evaluator(self.task, self.rank, precision, gallery, lockstep, lambda: self.stop_signals.signal)
-        self.average = build_average(config.optim, self.task)
+        self.average = fill(AVERAGE, "average", Average(), config.optim, self.task)
         self.monitor.unit = self.task.unit
 
         folder = CheckpointFolder(self.paths.checkpoints, config.checkpoint.keep)

@@ -57,6 +57,14 @@ def required(name: str, module: str, asks: str) -> ModuleType:
     return found
 
 
+def fill(name: str, module: str, empty: Any, *arguments: Any) -> Any:
+    """Return what a part has for a seat: what `build` in its module returns; `empty` without the part."""
+    room = part(name, module)
+    if room is None:
+        return empty
+    return room.build(*arguments)
+
+
 def part_of(key: str) -> str | None:
     """Return the part that brings a dotted key of the configuration; None for a key of the core."""
     key = re.sub(r"\[\d+\]", "", key)

@@ -162,23 +162,15 @@ def warm_up_ddp(
         if not (model.find_unused_parameters or model.static_graph):
             with model.no_sync():  # otherwise DDP would wait forever for a missing gradient
                 loss().backward()
-            _refuse_unused(model.module, trained, rank)
+            unused = gather_objects(without_gradient(model.module, trained), rank)
+            names = list(dict.fromkeys(chain.from_iterable(unused)))
+            if names:
+                raise UserError(
+                    f"{len(names)} parameters get no gradient on some rank in a first step, and DDP would wait for it: "
+                    f"{join_names(names)}.\n  Use them in the model's forward and in the loss, or freeze "
+                    "(prepare.freeze); if which are used changes from batch to batch: "
+                    "--dist.find_unused_parameters true"
+                )
             model.zero_grad(set_to_none=True)
         loss().backward()
     model.zero_grad(set_to_none=True)
-
-
-def _refuse_unused(
-    model: nn.Module,
-    trained: Sequence[nn.Parameter],
-    rank: Rank,
-) -> None:
-    unused = gather_objects(without_gradient(model, trained), rank)
-    names = list(dict.fromkeys(chain.from_iterable(unused)))
-    if not names:
-        return
-    raise UserError(
-        f"{len(names)} parameters get no gradient on some rank in a first step, and DDP would wait for it: "
-        f"{join_names(names)}.\n  Use them in the model's forward and in the loss, or freeze (prepare.freeze); "
-        "if which are used changes from batch to batch: --dist.find_unused_parameters true"
-    )

@@ -8,8 +8,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from common.base.errors import UserError
-from common.base.parts import AVERAGE, needs, part
-from common.optim import OptimConfig
+from common.base.parts import AVERAGE, needs
 from common.optim.optimizer import parts_of
 from common.progress import Position
 
@@ -46,12 +45,3 @@ class Average:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Nothing is restored; `Trainer.restore` has refused the state of an average."""
-
-
-def build_average(config: OptimConfig, model: nn.Module) -> Average:
-    """Fill the seat, if this project has the part."""
-    room = part(AVERAGE, "average")
-    if room is None:
-        return Average()
-    average: Average = room.build(config, model)
-    return average

@@ -12,6 +12,7 @@ from common.base.errors import UserError
 from common.base.nested import map_tensors
 from common.base.parts import required
 from common.config.arguments import fit_arguments, parameter_names
+from common.config.problem import join_names
 from common.distributed.collectives import is_sharded
 from common.optim.groups import (
     Group,
@@ -134,12 +135,8 @@ def check_saved(saved: Iterable[str], groups: Iterable[Mapping[str, Any]]) -> No
     for group in groups:
         trained.update(group["param_names"])
     other = sorted(trained.symmetric_difference(saved))
-    if not other:
-        return
-    holds = f"holds {other[0]}, which is not trained now"
-    if other[0] in trained:
-        holds = f"does not hold {other[0]}"
-    raise UserError(f"the saved optimizer state {holds} ({len(other)} parameters differ); {_ANEW}")
+    if other:
+        raise UserError(f"the saved optimizer state is not of the trained parameters: {join_names(other)}; {_ANEW}")
 
 
 def _check_kind(name: str, before: str | None, now: str | None) -> None:

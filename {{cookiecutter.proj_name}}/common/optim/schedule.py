@@ -11,7 +11,7 @@ A schedule that depends on validation results is a class: objects are called wit
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import field
 from functools import partial
@@ -66,22 +66,20 @@ class LrSchedulerConfig:
     def problems(self) -> Iterator[Problem]:
         """Types that are not schedules, wrong arguments, and invalid lengths."""
         with suppress(UserError):
-            yield from self._argument_problems(SCHEDULE_REGISTRY.get(self.type))
+            target = SCHEDULE_REGISTRY.get(self.type)
+            if isinstance(target, type) and not hasattr(target, "after_validation"):
+                hint = "see --list schedules, or write custom/<name>_schedule.py; torch's do not fit here"
+                yield Problem("type", self.type, "is not a function of the step", hint)
+                return
+            ours = {"step", "steps", "step_at", "mode", *vars(self)}  # these do not come from `args`
+            if "steps_per_epoch" not in self.args:
+                ours.add("steps_per_epoch")
+            provided = tuple(ours.intersection(parameter_names(target)))
+            yield from check_arguments(target, self.args, "args", f"{self.type} ({file_of(target)})", provided)
         if str(self.warmup).lstrip().startswith("-") and self.warmup != -1:
             yield Problem("warmup", self.warmup, "must not be negative", "0 means none")
         if self.tmax is not None and not Interval.parse(self.tmax, "epoch"):
             yield Problem("tmax", self.tmax, "must be above 0; null means the end of the run")
-
-    def _argument_problems(self, target: Callable[..., Any]) -> Iterator[Problem]:
-        if isinstance(target, type) and not hasattr(target, "after_validation"):
-            hint = "see --list schedules, or write custom/<name>_schedule.py; torch's do not fit here"
-            yield Problem("type", self.type, "is not a function of the step", hint)
-            return
-        ours = {"step", "steps", "step_at", "mode", *vars(self)}  # these do not come from `args`
-        if "steps_per_epoch" not in self.args:
-            ours.add("steps_per_epoch")
-        provided = tuple(ours.intersection(parameter_names(target)))
-        yield from check_arguments(target, self.args, "args", f"{self.type} ({file_of(target)})", provided)
 
 
 class Schedule:
