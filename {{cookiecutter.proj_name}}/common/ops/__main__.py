@@ -13,7 +13,8 @@ from common.ops.toolchain import BuildError
 
 def main(arguments: list[str]) -> int:
     """Build, and print what was built. Returns the exit code."""
-    if len(arguments) != 1 or not Path(arguments[0], "src").is_dir():
+    is_folder = len(arguments) == 1 and Path(arguments[0], "src").is_dir()
+    if not is_folder:
         print(f"{__doc__}\nFOLDER must have sources in src/, as custom/ops does.", file=sys.stderr)
         return 2
     try:

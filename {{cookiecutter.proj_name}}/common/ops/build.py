@@ -56,7 +56,13 @@ def build(folder: Path) -> str:
     return f"{folder}: {done} for PyTorch {torch.__version__}\n  C++   {cpp}\n  CUDA  {gpu}\n  {library}"
 
 
-def _make(folder: Path, sources: list[Path], library: Path, compiler: str, cuda: Cuda) -> None:
+def _make(
+    folder: Path,
+    sources: list[Path],
+    library: Path,
+    compiler: str,
+    cuda: Cuda,
+) -> None:
     """Compile all, link, and put the library in its place, whole; then remove what it replaces."""
     target = library.parent
     target.mkdir(parents=True, exist_ok=True)
@@ -67,7 +73,8 @@ def _make(folder: Path, sources: list[Path], library: Path, compiler: str, cuda:
             made = Path(temporary, f"{source.name}.o")
             objects.append(made)
             command = compile_command(source, made, compiler, cuda)
-            entries.append({"directory": str(Path.cwd()), "file": str(source), "arguments": command})
+            entry = {"directory": str(Path.cwd()), "file": str(source)}
+            entries.append({**entry, "arguments": command})
         # Editors take the include paths from this file; clangd finds it in `build` on its own.
         (target / "compile_commands.json").write_text(json.dumps(entries, indent=1))
         run_compilers([entry["arguments"] for entry in entries])

@@ -43,7 +43,8 @@ def build_folder(folder: Path) -> Path:
 
 def library_path(folder: Path, architectures: Sequence[str]) -> Path:
     """Return the path of a library built now for these GPUs: its name changes with all that it is made from."""
-    made_from = hashlib.sha256(repr([torch.__version__, platform.machine(), FLAGS]).encode())
+    versions = [torch.__version__, platform.machine(), FLAGS]
+    made_from = hashlib.sha256(repr(versions).encode())
     for file in sorted((folder / "src").glob("*")):
         made_from.update(file.name.encode())
         made_from.update(file.read_bytes())

@@ -74,14 +74,20 @@ def find_cuda() -> Cuda:
     return Cuda(why_not=why_not)
 
 
-def compile_command(source: Path, target: Path, compiler: str, cuda: Cuda) -> list[str]:
+def compile_command(
+    source: Path,
+    target: Path,
+    compiler: str,
+    cuda: Cuda,
+) -> list[str]:
     """Return the command that compiles one source, .cpp or .cu. It stops at the first error."""
     paths = ["-isystem", f"{TORCH}/include", "-c", str(source), "-o", str(target)]
     flags = [*FLAGS, "-Wfatal-errors"]
     if source.suffix == ".cpp":
         return [compiler, *flags, *paths]
     optimize, standard, *for_host = flags
-    command = [cuda.nvcc, optimize, standard, "-ccbin", compiler, "-Xcompiler", ",".join(for_host)]
+    command = [cuda.nvcc, optimize, standard, "-ccbin", compiler]
+    command += ["-Xcompiler", ",".join(for_host)]
     for architecture in cuda.architectures:
         number = architecture.removesuffix("+PTX").replace(".", "")
         command.append(f"-gencode=arch=compute_{number},code=sm_{number}")
@@ -90,7 +96,12 @@ def compile_command(source: Path, target: Path, compiler: str, cuda: Cuda) -> li
     return [*command, *paths]
 
 
-def link_command(objects: list[Path], target: Path, compiler: str, cuda: Cuda) -> list[str]:
+def link_command(
+    objects: list[Path],
+    target: Path,
+    compiler: str,
+    cuda: Cuda,
+) -> list[str]:
     """Return the command that links the objects into a library.
 
     CUDA's runtime is linked statically, so it loads anywhere.
