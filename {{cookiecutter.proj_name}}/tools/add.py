@@ -14,9 +14,12 @@ import yaml
 
 ROOT = Path(__file__).resolve().parents[1]
 SHORT = [  # of cookiecutter and copier
-    *("-c", "url.https://github.com/.insteadOf=gh:"),
-    *("-c", "url.https://gitlab.com/.insteadOf=gl:"),
-    *("-c", "url.https://bitbucket.org/.insteadOf=bb:"),
+    "-c",
+    "url.https://github.com/.insteadOf=gh:",
+    "-c",
+    "url.https://gitlab.com/.insteadOf=gl:",
+    "-c",
+    "url.https://bitbucket.org/.insteadOf=bb:",
 ]
 
 

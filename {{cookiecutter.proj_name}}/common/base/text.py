@@ -25,14 +25,6 @@ def label(split: str, name: str) -> str:
     return f"{split}.{name}" if name else split
 
 
-def to_json(value: Any) -> str:
-    """Return one line of JSON, see `plain`."""
-    try:
-        return json.dumps(value, allow_nan=False, default=plain)
-    except ValueError:  # NaN: rare, so that a third of the time is saved
-        return json.dumps(plain(value), allow_nan=False)
-
-
 def plain(value: Any) -> Any:
     """`value` in types of JSON. Floats keep every digit: Python writes the shortest text that reads back the same.
 

@@ -54,12 +54,11 @@ def gather_to_main(value: T, rank: Rank) -> list[T]:
     """Return every process' `value`, in rank order, on the main process only; the others get an empty list."""
     if rank.is_single_process:
         return [value]
+    values: list[Any] | None = None
     if rank.is_main:
-        values: list[Any] = [None] * rank.world_size
-        dist.gather_object(value, values, dst=0, group=rank.control)
-        return values
-    dist.gather_object(value, dst=0, group=rank.control)
-    return []
+        values = [None] * rank.world_size
+    dist.gather_object(value, values, dst=0, group=rank.control)
+    return values or []
 
 
 def from_main(value: T, rank: Rank) -> T:

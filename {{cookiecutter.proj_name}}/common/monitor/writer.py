@@ -16,7 +16,7 @@ from torch import Tensor
 
 from common.base.files import Appender, atomic_file
 from common.base.parts import required
-from common.base.text import to_json
+from common.base.text import plain
 from common.config.registry import WRITER_REGISTRY
 
 
@@ -101,7 +101,8 @@ class Recorder:
     def record(self, event: str, **fields: Any) -> None:
         """Write a line of plain values to `metrics.jsonl`: a checkpoint saved, the end of the run."""
         self._state = fields.get("state", self._state)
-        self._file.write(to_json({"event": event, **fields}) + "\n")
+        line = json.dumps(plain({"event": event, **fields}), allow_nan=False)
+        self._file.write(f"{line}\n")
 
     def write(self, method: str, *arguments: Any) -> None:
         """Call a method of each writer, see `Writer`: nothing of it is in `metrics.jsonl`."""
