@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 from common.base.errors import UserError
+from common.base.files import PROJECT
 from common.config import ABSENT, ConfigError, Problem, Resolved, resolve
 from common.config.arguments import parameters
 from common.config.overrides import read_options
@@ -20,15 +21,13 @@ def parse(
     *,
     prog: str = "train.py",
     default: str | Path | None = None,
-    debug_overlay: str | Path | None = None,
     stored: Mapping[str, Any] | None = None,
     origin: str = "the config of the run",
 ) -> Resolved[T]:
     """Read the configuration from a command line.
 
-    `default` is the file used without `--config`, unless the config of a run is `stored` at `origin`; `debug_overlay`
-    the file that `--debug` applies on top. `--help`, `--print-config` and `--list` print and raise `SystemExit(0)`.
-    Raises `UserError` for mistakes.
+    `default` is the file used without `--config`, unless the config of a run is `stored` at `origin`. `--help`,
+    `--print-config` and `--list` print and raise `SystemExit(0)`. Raises `UserError` for mistakes.
     """
     options, _ = read_options(argv)
     if "--help" in options:
@@ -46,9 +45,7 @@ def parse(
         raise ConfigError([Problem("--config", ABSENT, "needs a file", hint)])
     overlay = None
     if "--debug" in options:
-        overlay = debug_overlay
-        if overlay is None:
-            raise ConfigError([Problem("--debug", ABSENT, f"{prog} has no debug settings")])
+        overlay = PROJECT / "configs" / "debug.yaml"
     resolved = resolve(schema, files, argv, overlay=overlay, stored=stored, origin=origin)
     if "--print-config" in options:
         _print_and_stop(with_origins(resolved.values, resolved.origins))

@@ -65,19 +65,14 @@ def train_config(argv: Sequence[str], *, prog: str = "train.py", default: Path |
         default = stored
         if is_launched(option_value(argv, "--dist.launcher")):
             words = with_default_launch(argv)
-    debug = PROJECT / "configs" / "debug.yaml"
-
-    def read() -> Resolved[Config]:
-        return parse(Config, words, prog=prog, default=default, debug_overlay=debug)
-
-    resolved = read()
+    resolved = parse(Config, words, prog=prog, default=default)
     if stored is None or option_value(argv, "--name"):
         return resolved
     root = RunPaths.for_run(resolved.config.dir, resolved.config.name, PROJECT).root
     if root.resolve() == stored.parent.resolve():
         return resolved
     words += ["--name", stored.parent.name, "--dir.runs_dir", str(stored.parent.parent)]
-    return read()
+    return parse(Config, words, prog=prog, default=default)
 
 
 def config_of_run(resume: str | None) -> Path | None:

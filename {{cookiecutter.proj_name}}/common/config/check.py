@@ -33,12 +33,19 @@ class Checker:
         keys = keys_of(schema)
         made = {}
         for name, value in values.items():
-            if name not in keys:
-                self.problems.append(self._unknown(schema, key, name, value))
+            place = join(key, name)
+            if name in keys:
+                found = self._value(keys[name].annotation, keys[name].adapter, value, place)
+                if found is not ABSENT:
+                    made[name] = found
                 continue
-            found = self._value(keys[name].annotation, keys[name].adapter, value, join(key, name))
-            if found is not ABSENT:
-                made[name] = found
+            rule = "unknown key"
+            hint = suggest(self.root, schema, key, name)
+            part = part_of(place)
+            if part is not None and part not in installed():
+                rule = needs(part)
+                hint = ""
+            self.problems.append(Problem(place, value, rule, hint, is_unknown=True))
         try:
             section = schema(**made)
             if hasattr(section, "problems"):
@@ -70,14 +77,6 @@ class Checker:
             return ABSENT
         self._add(run_checks(annotation, value, key))
         return found
-
-    def _unknown(self, schema: type, above: str, name: str, value: Any) -> Problem:
-        """Return the problem of a key that its section does not have, but perhaps another section or a part."""
-        key = join(above, name)
-        part = part_of(key)
-        if part is not None and part not in installed():
-            return Problem(key, value, needs(part), is_unknown=True)
-        return Problem(key, value, "unknown key", suggest(self.root, schema, above, name), is_unknown=True)
 
     def _add(self, more: Iterable[Problem]) -> None:
         """Add problems that do not follow from earlier ones. A mistake in a list is one of the whole list."""

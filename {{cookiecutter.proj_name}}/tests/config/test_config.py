@@ -212,7 +212,6 @@ WRONG = [
     ("", ["optim.lr=1"], ["unexpected argument 'optim.lr=1'", "write --key value"]),
     ("", ["--gpu_ids", "0", "1"], ["unexpected argument '1'"]),
     ("", ["--gpu_ids", "[0,"], ["gpu_ids = '[0,'", "quotes"]),
-    ("", ["--debug"], ["--debug", "no debug settings"]),
     ("", ["--print-confg"], ["did you mean --print-config?"]),
     ("", ["--config=b.yaml"], ["more than once"]),
 ]
@@ -234,15 +233,16 @@ def test_every_problem_at_once() -> None:
     assert "6 problems" in message
 
 
-def test_debug_layers_its_own_values_only() -> None:
+def test_debug_layers_its_own_values_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """--debug lays a file over the config, without its base, and under the command line."""
     write("base.yaml", "name: base\n")
-    write("debug.yaml", "$BASE: base.yaml\ngpu_ids: 5\noptim:\n  lr: 5\nmodel: {width: 8}\n")
-    found = load("name: x", "--debug", "--optim.lr", "6", debug_overlay="debug.yaml")
+    monkeypatch.setattr("cli.command_line.PROJECT", tmp_path)
+    write("configs/debug.yaml", "$BASE: base.yaml\ngpu_ids: 5\noptim:\n  lr: 5\nmodel: {width: 8}\n")
+    found = load("name: x", "--debug", "--optim.lr", "6")
     assert (found.config.name, found.config.gpu_ids, found.config.optim.lr) == ("x", 5, 6)
     assert found.values["model"] == {"type": "Conv", "width": 8}
-    assert found.origins["gpu_ids"] == "debug.yaml:2"
-    assert load("name: x", debug_overlay="debug.yaml").config.gpu_ids == -1
+    assert found.origins["gpu_ids"] == "configs/debug.yaml:2"
+    assert load("name: x").config.gpu_ids == -1
 
 
 NASTY = [
