@@ -29,9 +29,9 @@ _PLAIN = (str, bytes, int, float, type(None), Tensor, np.ndarray, np.generic, Pu
 _SHAREABLE = ("multiprocessing.*", "torch.multiprocessing.*", "logging.*", "loguru.*", "threading.*", "_thread.*")
 # Without a `fileno`.
 _OPEN = (
-    "sqlite3.Connection", "*.[Cc]onnection", "h5py.*.File", "h5py.*.Group", "h5py.*.Dataset", "*lmdb*Environment",
-    "*lmdb*Transaction", "netCDF4.*Dataset", "rasterio.*DatasetReader", "cv2.VideoCapture", "decord.*VideoReader",
-    "av.container.*", "pyarrow.*NativeFile", "pyarrow.*OSFile", "*.HDFStore",
+    "*.[Cc]onnection", "h5py.*", "*lmdb*Environment", "*lmdb*Transaction", "netCDF4.*Dataset",
+    "rasterio.*DatasetReader", "cv2.VideoCapture", "decord.*VideoReader", "av.container.*", "pyarrow.*File",
+    "*.HDFStore",
 )  # fmt: skip
 
 
@@ -82,7 +82,7 @@ def open_handle(*owners: Any) -> str:
 def _is_open(value: Any) -> bool:
     kind: Any = type(value)
     if _matches(kind, _OPEN):
-        return not kind.__module__.startswith("h5py") or bool(value)  # those of h5py are false when closed
+        return bool(value)  # those of h5py are false when closed
     if not callable(getattr(kind, "fileno", None)):
         return False
     try:
