@@ -18,7 +18,6 @@ from tools.runs import compare
 from tools.runs.read import RunFiles
 
 Row = dict[str, Any]  # the columns of a run by name; missing where it has none
-_RESULTS = ("best", "val.", "eval.")
 
 
 def read(folders: Sequence[Path]) -> list[RunFiles]:
@@ -55,10 +54,10 @@ def row_of(run: RunFiles, keys: Sequence[str]) -> Row:
 
 def columns(rows: Sequence[Row], keys: Sequence[str]) -> list[str]:
     """Return the columns that the rows have, in order."""
-    found = dict.fromkeys(name for row in rows for name in row)
-    results = [name for name in found if name.startswith(("val.", "eval."))]
-    ordered = ["run", "state", "metric", "best", "at", *keys, *sorted(results), "step", "epoch", "remark"]
-    return [name for name in dict.fromkeys(ordered) if name in found]
+    found = {name for row in rows for name in row}
+    results = sorted(name for name in found if name.startswith(("val.", "eval.")))
+    ordered = dict.fromkeys(["run", "state", "metric", "best", "at", *keys, *results, "step", "epoch", "remark"])
+    return [name for name in ordered if name in found]
 
 
 def table(rows: Sequence[Row], names: Sequence[str]) -> str:
@@ -74,7 +73,7 @@ def table(rows: Sequence[Row], names: Sequence[str]) -> str:
 def _cell(row: Row, name: str) -> str:
     if name not in row:
         return "-"
-    if name.startswith(_RESULTS) and isinstance(row[name], float):
+    if name.startswith(("best", "val.", "eval.")) and isinstance(row[name], float):
         return number(row[name]).strip()
     return compare.to_text(row[name])
 
