@@ -159,7 +159,13 @@ class RunContext:
             checkpoints.clean()
             if resumed is not None:
                 checkpoints.rewind_to(resumed)
-        self.monitor = Monitor(config.monitor, rank, self.folder, resume_step=step, values=self.values)
+        self.monitor = Monitor(
+            config.monitor,
+            rank,
+            self.folder,
+            resume_step=step,
+            values=self.values,
+        )
         self._is_open = True
         rank.failure_monitor.sink = self.record_failure  # not before: the folder may be that of an earlier run
         if config.resume is not None and self.checkpoint is None:

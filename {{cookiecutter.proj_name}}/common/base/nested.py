@@ -86,7 +86,10 @@ def map_leaves(
     return function(value, path)
 
 
-def flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+def flat(
+    config: Mapping[str, Any],
+    prefix: str = "",
+) -> dict[str, Any]:
     """Return a nested config as one dict with dotted keys: `{"optim.lr": 0.001}`. Lists stay as they are."""
     leaves: dict[str, Any] = {}
     for key, value in config.items():

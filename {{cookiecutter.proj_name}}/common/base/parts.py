@@ -57,7 +57,12 @@ def required(name: str, module: str, asks: str) -> ModuleType:
     return found
 
 
-def fill(name: str, module: str, empty: Any, *arguments: Any) -> Any:
+def fill(
+    name: str,
+    module: str,
+    empty: Any,
+    *arguments: Any,
+) -> Any:
     """Return what a part has for a seat: what `build` in its module returns; `empty` without the part."""
     room = part(name, module)
     if room is None:

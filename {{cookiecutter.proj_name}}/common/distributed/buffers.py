@@ -11,7 +11,9 @@ from common.config.problem import match_names
 from common.distributed.launch import Rank
 
 
-def named_buffers(model: nn.Module) -> Iterator[tuple[str, nn.Module, str, Tensor | None]]:
+def named_buffers(
+    model: nn.Module,
+) -> Iterator[tuple[str, nn.Module, str, Tensor | None]]:
     """Yield the full name of each buffer of `model`, its module, its name there, and the tensor, which may be None."""
     for above, module in model.named_modules():
         for name, buffer in module._buffers.items():
@@ -34,7 +36,10 @@ def own_buffers(model: nn.Module) -> set[str]:
     return own
 
 
-def keep_buffers(model: nn.Module, only: Collection[str] | None = None) -> Callable[[], None]:
+def keep_buffers(
+    model: nn.Module,
+    only: Collection[str] | None = None,
+) -> Callable[[], None]:
     """Return a function that restores the buffers of `model`, or `only` those: the same tensors, the same values."""
     kept = []
     for name, module, attribute, buffer in named_buffers(model):
@@ -52,7 +57,10 @@ def keep_buffers(model: nn.Module, only: Collection[str] | None = None) -> Calla
 
 
 @contextmanager
-def buffers_unchanged(model: nn.Module, only: Collection[str] | None = None) -> Iterator[None]:
+def buffers_unchanged(
+    model: nn.Module,
+    only: Collection[str] | None = None,
+) -> Iterator[None]:
     """Restore the buffers of `model`, or `only` those with these names, on exit, even after an error."""
     restore = keep_buffers(model, only)
     try:

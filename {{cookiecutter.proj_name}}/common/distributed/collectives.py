@@ -33,7 +33,12 @@ class LaterMax:
 
     def __init__(self, values: list[int], rank: Rank) -> None:
         self._tensor = torch.tensor(values)
-        self._work = dist.all_reduce(self._tensor, op=dist.ReduceOp.MAX, group=rank.control, async_op=True)
+        self._work = dist.all_reduce(
+            self._tensor,
+            op=dist.ReduceOp.MAX,
+            group=rank.control,
+            async_op=True,
+        )
 
     def read(self) -> list[int]:
         """Read the maximum of each value. Waits until every process has made its `LaterMax`."""

@@ -23,7 +23,11 @@ def has_streams(device: torch.device) -> bool:
     return device.type not in ("cpu", "mps")
 
 
-def find_rank(gpu_ids: GpuIds, config: DistConfig, environment: Mapping[str, str] = os.environ) -> Rank:
+def find_rank(
+    gpu_ids: GpuIds,
+    config: DistConfig,
+    environment: Mapping[str, str] = os.environ,
+) -> Rank:
     """Determine this process' `Rank` from the launcher's variables and the requested devices. Starts nothing.
 
     Args:
@@ -60,7 +64,11 @@ def find_rank(gpu_ids: GpuIds, config: DistConfig, environment: Mapping[str, str
     )
 
 
-def host_devices(gpu_ids: GpuIds, processes: int | None, launcher: str = "") -> list[torch.device]:
+def host_devices(
+    gpu_ids: GpuIds,
+    processes: int | None,
+    launcher: str = "",
+) -> list[torch.device]:
     """Return the devices of this host's processes, one each.
 
     Args:

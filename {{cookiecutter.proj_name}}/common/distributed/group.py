@@ -98,7 +98,11 @@ def code_of(project: Path = PROJECT) -> dict[str, str]:
     return checksums
 
 
-def check_same(values: Mapping[str, Any], rank: Rank, complaint: str) -> None:
+def check_same(
+    values: Mapping[str, Any],
+    rank: Rank,
+    complaint: str,
+) -> None:
     """Reject a process whose values differ from rank 0's; the error lists them. Every process must call this."""
     first, *others = gather_objects(flat(values), rank)
     for number, other in enumerate(others, 1):
@@ -155,7 +159,10 @@ def _open_round(store: Store, main: Rank, timeout: int) -> int:
     report_at = began + _REPORT_AFTER_S
     while not store.check(keys):
         time.sleep(_POLL_S)
-        absent = [str(rank) for rank, key in enumerate(keys) if not store.check([key])]
+        absent = []
+        for rank, key in enumerate(keys):
+            if not store.check([key]):
+                absent.append(str(rank))
         missing = ", ".join(absent)
         now = time.monotonic()
         if now > began + timeout:

@@ -198,7 +198,11 @@ def _place(
     )
 
 
-def _numbers(environment: Environment, launcher: str, names: Sequence[str]) -> list[int]:
+def _numbers(
+    environment: Environment,
+    launcher: str,
+    names: Sequence[str],
+) -> list[int]:
     """Read variables that `launcher` sets. Raises `UserError`, with all that are not integers."""
     numbers: list[int] = []
     wrong: list[str] = []

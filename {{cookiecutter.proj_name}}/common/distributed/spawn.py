@@ -20,7 +20,11 @@ _POLL_S = 0.1
 _FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
 
-def spawn(gpu_ids: GpuIds, config: DistConfig, argv: Sequence[str]) -> int | None:
+def spawn(
+    gpu_ids: GpuIds,
+    config: DistConfig,
+    argv: Sequence[str],
+) -> int | None:
     """Run this program once per device, as torchrun would, and wait for the processes.
 
     Args:
@@ -41,7 +45,15 @@ def spawn(gpu_ids: GpuIds, config: DistConfig, argv: Sequence[str]) -> int | Non
     server = socket.create_server(("127.0.0.1", 0))
     host, port = server.getsockname()
     limit = timedelta(seconds=config.timeout)
-    store = TCPStore(host, port, None, True, limit, wait_for_workers=False, master_listen_fd=server.detach())
+    store = TCPStore(
+        host,
+        port,
+        None,
+        True,
+        limit,
+        wait_for_workers=False,
+        master_listen_fd=server.detach(),
+    )
     shared = {
         **os.environ,
         SPAWNED: str(os.getpid()),

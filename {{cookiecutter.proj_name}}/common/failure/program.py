@@ -23,7 +23,11 @@ class TrainingError(UserError):
 
 
 @contextmanager
-def distributed_run(rank: Rank, config: DistConfig, values: Mapping[str, Any]) -> Iterator[Rank]:
+def distributed_run(
+    rank: Rank,
+    config: DistConfig,
+    values: Mapping[str, Any],
+) -> Iterator[Rank]:
     """Join the other processes for the block, then leave with them; if one fails, all end, and its reason is shown.
 
     Args:

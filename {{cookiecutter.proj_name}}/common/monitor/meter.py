@@ -45,7 +45,11 @@ class Meter:
         clock: times the steps, and counts the items of a task.
     """
 
-    def __init__(self, window: int = 20, reduce: Callable[[Tensor], object] = id) -> None:
+    def __init__(
+        self,
+        window: int = 20,
+        reduce: Callable[[Tensor], object] = id,
+    ) -> None:
         self.clock = Clock()
         self._window = window
         self._reduce = reduce
@@ -55,7 +59,12 @@ class Meter:
         self._bad: tuple[int, str] | None = None
         self.bad_here: tuple[int, str] | None = None  # of this process' own losses: the first bad step, and which loss
 
-    def add(self, step: int, losses: Mapping[str, Tensor], samples: int) -> None:
+    def add(
+        self,
+        step: int,
+        losses: Mapping[str, Tensor],
+        samples: int,
+    ) -> None:
         """Keep the losses from a `LossFactory` for `samples` samples of this process in step `step`, from 1 up.
 
         A step may have any number of micro-batches.
@@ -209,7 +218,9 @@ def peak_memory(device: torch.device) -> int:
     return peak * 1024
 
 
-def to_floats(losses: Sequence[Mapping[str, Tensor]]) -> list[dict[str, float]]:
+def to_floats(
+    losses: Sequence[Mapping[str, Tensor]],
+) -> list[dict[str, float]]:
     """Return the values of scalars that are on a device, brought to the host in one transfer."""
     scalars: list[Tensor] = []
     for step in losses:

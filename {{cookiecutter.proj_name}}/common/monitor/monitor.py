@@ -32,6 +32,7 @@ from common.run.status import State, write_status
 # Log records show the line that called the monitor, not a line of this file.
 _log = logger.opt(depth=1)
 
+AtLogLine = Callable[[Position, Timing], Mapping[str, float] | None]
 Level = Literal["TRACE", "DEBUG", "INFO", "WARNING", "ERROR"]
 
 
@@ -81,7 +82,7 @@ class Monitor:
         self.batch_ready = self.clock.batch_ready
         self.reset_timer = self.clock.reset
         self.after_step: list[Callable[[], object]] = []
-        self.after_log: list[Callable[[Position, Timing], Mapping[str, float] | None]] = []
+        self.after_log: list[AtLogLine] = []
         self.start: int | None = None
         self.step: int | None = None
         self.config = config
@@ -176,7 +177,9 @@ class Monitor:
         others = dict(metrics)
         if grad_norm is not None:
             others["grad_norm"] = float(grad_norm)
-        rates = {f"lr_{name}": rate for name, rate in learning_rates(optimizer).items()}
+        rates = {}
+        for name, rate in learning_rates(optimizer).items():
+            rates[f"lr_{name}"] = rate
         if len(rates) == 1:
             rates = {"lr": min(rates.values())}
         steps_left = None
@@ -275,7 +278,12 @@ class Monitor:
         self.bar.close()
         self.recorder.close()
 
-    def _status(self, state: State, step: int | None, reason: str = "") -> None:
+    def _status(
+        self,
+        state: State,
+        step: int | None,
+        reason: str = "",
+    ) -> None:
         with self._recording, warn_on_oserror("status.json"):
             if self._folder is not None and not self._has_ended:
                 self._has_ended = state != "running"

@@ -26,12 +26,22 @@ class TensorBoardWriter(Writer):
         folder = str(run.folder / "event")
         self.board = SummaryWriter(folder, purge_step=purge_step, flush_secs=10)
 
-    def scalars(self, event: str, step: int, values: Mapping[str, float]) -> None:
+    def scalars(
+        self,
+        event: str,
+        step: int,
+        values: Mapping[str, float],
+    ) -> None:
         group = _FIRST.get(event, event)
         for name, value in values.items():
             self.board.add_scalar(f"{group}/{name}", value, step)
 
-    def image(self, step: int, tag: str, image: NDArray[np.uint8]) -> None:
+    def image(
+        self,
+        step: int,
+        tag: str,
+        image: NDArray[np.uint8],
+    ) -> None:
         self.board.add_image(tag, image, step, dataformats="HWC")
 
     def text(self, step: int, tag: str, text: str) -> None:

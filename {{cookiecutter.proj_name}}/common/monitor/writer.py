@@ -48,7 +48,12 @@ class Writer(ABC):
     """
 
     @abstractmethod
-    def scalars(self, event: str, step: int, values: Mapping[str, float]) -> None:
+    def scalars(
+        self,
+        event: str,
+        step: int,
+        values: Mapping[str, float],
+    ) -> None:
         """Numbers by name at optimizer step `step`. `event`: their group, such as train, val, eval, lr or speed."""
 
     @abstractmethod
@@ -59,7 +64,12 @@ class Writer(ABC):
     def close(self, state: str) -> None:
         """Write everything and close. `state`: finished, stopped or failed; running if the run was cut off."""
 
-    def image(self, step: int, tag: str, image: NDArray[np.uint8]) -> None:  # noqa: B027 - optional
+    def image(  # noqa: B027 - optional
+        self,
+        step: int,
+        tag: str,
+        image: NDArray[np.uint8],
+    ) -> None:
         """Show a picture (H, W, 3), RGB. `tag` is a name with slashes, as in view/val."""
 
     def flush(self) -> None:  # noqa: B027 - optional
@@ -169,7 +179,9 @@ class Show:
 
     def scalars(self, values: Mapping[str, float | Tensor]) -> None:
         """Numbers by name, for metrics.jsonl and curves. Reading a tensor waits for its device."""
-        numbers = {name: float(value) for name, value in values.items()}
+        numbers = {}
+        for name, value in values.items():
+            numbers[name] = float(value)
         self._recorder.record("task", step=self._step, values=numbers)
         self._recorder.write("scalars", "task", self._step, numbers)
 

@@ -96,7 +96,10 @@ def is_restart(folder: RunPaths, rank: Rank) -> bool:
     return not set(launched_as).isdisjoint(rank.launched_as)
 
 
-def refuse_sources_in_moved_run(sources: Mapping[str, str | Path | None], folder: RunPaths) -> None:
+def refuse_sources_in_moved_run(
+    sources: Mapping[str, str | Path | None],
+    folder: RunPaths,
+) -> None:
     """Reject a new run that reads files of the run it moves out of the way: its record would name a wrong path.
 
     Args:
