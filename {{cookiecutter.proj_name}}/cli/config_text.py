@@ -28,7 +28,7 @@ def with_origins(values: Mapping[str, Any], origins: Mapping[str, str]) -> str:
 _USAGE = """usage: {prog} --config FILE [--key value ...]
 
 Options:
-  --config FILE                     # the configuration; default: {default}
+  --config FILE                     # the configuration, also --configs, -c; default: {default}
   --print-config                    # print every value and its origin, and stop
   --list [KIND]                     # print what is registered, such as models, with file:line and arguments, and stop
   --debug                           # apply the debug settings on top of the configuration

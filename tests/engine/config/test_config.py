@@ -107,9 +107,9 @@ def test_required_keys_are_named() -> None:
 
 
 def test_config_option() -> None:
-    """--config and --config= name the file; without any, the program's default or an error."""
+    """--config, --configs, -c and --config= name the file; without any, the program's default or an error."""
     write("a.yaml", "name: x")
-    for argv in (["--config", "a.yaml"], ["--config=a.yaml"]):
+    for argv in (["--config", "a.yaml"], ["--configs", "a.yaml"], ["-c", "a.yaml"], ["--config=a.yaml"]):
         assert parse(Config, [*argv, "--flag"]).config.name == "x"
     assert parse(Config, [], default="a.yaml").config.name == "x"
     assert parse(Config, ["--config", "a.yaml"], stored={"name": "y"}).config.name == "x"

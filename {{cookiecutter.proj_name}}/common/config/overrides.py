@@ -12,6 +12,7 @@ from common.config.schema import admits, child, only_text
 from common.config.source import Node, read_text
 
 SWITCHES = ("--help", "--print-config", "--debug")  # reserved options that take no value
+_OTHER_NAMES = {"--configs": "--config", "-c": "--config", "-h": "--help"}
 _VALUE = re.compile(r"[^-]|-\.?([0-9]|inf\b)|-?$", re.DOTALL)
 
 
@@ -36,9 +37,8 @@ def read_options(words: Sequence[str]) -> tuple[dict[str, Option], list[Problem]
     rest = list(words)
     while rest:
         word = rest.pop(0)
-        name, equals, value = word.partition("=")
-        if name == "-h":
-            name = "--help"
+        typed, equals, value = word.partition("=")
+        name = _OTHER_NAMES.get(typed, typed)
         origin = f"command line: {word}"
         if not name.startswith("--") or (equals and name in SWITCHES):
             hint = "write --key value, and lists as 1,2,3 or '[1, 2, 3]'"
