@@ -94,7 +94,8 @@ def init_weights(model: nn.Module, config: InitConfig, project: Path, rank: Rank
         fitting |= weights  # those that the model does not have
     load_weights(model, fitting, f"init_from: {path}", kept)
     report = f"{len(own) - len(kept)} of {len(own)} entries of the model from {path}"
-    logger.info("init_from: {}; as initialized: {}; not in the model: {}", report, join_names(kept), others)
+    initial = join_names(kept) or "none"
+    logger.info("init_from: {}; as initialized: {}; not in the model: {}", report, initial, others or "none")
 
 
 def _shape(value: Any) -> Any:
