@@ -44,7 +44,11 @@ class Change:
         return f"{self.key} {self.old} -> {self.new}"
 
 
-def changes(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "") -> Iterator[Change]:
+def changes(
+    old: Mapping[str, Any],
+    new: Mapping[str, Any],
+    prefix: str = "",
+) -> Iterator[Change]:
     """Yield the leaves that differ between two resolved configs, except `resume`; a missing key counts as null."""
     for name in dict.fromkeys([*old, *new]):
         key = f"{prefix}{name}"
@@ -56,7 +60,12 @@ def changes(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "") ->
             yield Change(key, before, after)
 
 
-def fingerprint(rank: Rank, loaders: Mapping[str, Any], seed: int, model: str) -> dict[str, Any]:
+def fingerprint(
+    rank: Rank,
+    loaders: Mapping[str, Any],
+    seed: int,
+    model: str,
+) -> dict[str, Any]:
     """Everything besides the config that affects the exact result of a run, as far as it can be known.
 
     Every process must call this. Packages and data are the main process'.
@@ -209,7 +218,12 @@ def _lines(changed: list[Change]) -> str:
     return "".join(f"\n  {change}" for change in changed)
 
 
-def resume_guarantee(saved: State, run: RunState, changed: list[Change], breaking: list[Change]) -> str:
+def resume_guarantee(
+    saved: State,
+    run: RunState,
+    changed: list[Change],
+    breaking: list[Change],
+) -> str:
     """Return the guarantee, for the log: bit-exact, sample-exact, or neither, as far as compared, and why.
 
     Args:

@@ -22,9 +22,26 @@ from common.distributed.seed import mix
 
 _OBJECTS, _ITEMS = 2_000, 1_000  # looked at, in all and of one list: the others are paths, labels or samples
 _GENERATORS = 64  # seeded for each sample at most: of more, each belongs to a sample, and none is seeded
-_KINDS = (np.random.Generator, np.random.RandomState, random.Random, torch.Generator)
+_KINDS = (
+    np.random.Generator,
+    np.random.RandomState,
+    random.Random,
+    torch.Generator,
+)
 _GLOBAL = [vars(random)["_inst"], vars(np.random.mtrand)["_rand"], torch.default_generator]  # seeded anyway
-_PLAIN = (str, bytes, int, float, type(None), Tensor, np.ndarray, np.generic, PurePath, type, ModuleType)
+_PLAIN = (
+    str,
+    bytes,
+    int,
+    float,
+    type(None),
+    Tensor,
+    np.ndarray,
+    np.generic,
+    PurePath,
+    type,
+    ModuleType,
+)
 # Processes may share these: they are made for it, or only written.
 _SHAREABLE = ("multiprocessing.*", "torch.multiprocessing.*", "logging.*", "loguru.*", "threading.*", "_thread.*")
 # Without a `fileno`.

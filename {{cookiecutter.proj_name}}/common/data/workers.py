@@ -25,7 +25,13 @@ from common.base.process import die_with_parent
 from common.data.held import open_handle
 
 # A terminal, Slurm, torchrun and `kill -- -GROUP` signal all processes of a run at once.
-_TRAINER_SIGNALS = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2}
+_TRAINER_SIGNALS = {
+    signal.SIGINT,
+    signal.SIGTERM,
+    signal.SIGHUP,
+    signal.SIGUSR1,
+    signal.SIGUSR2,
+}
 _DEATH_WITHIN_S = 5.0
 _SHARED = (
     "{} is open, and every worker would read from it at the same position, and so other samples than it asks for. Open "
@@ -126,7 +132,8 @@ def read(loader: DataLoader[Any]) -> Generator[Any, None, None]:
             raise RuntimeError(f"a DataLoader worker was killed by signal {-code}") from error
         elif not _IS_UNSENT.search(text):
             raise
-        raise UserError(_UNSENT.format(text.strip().rpartition("\n")[2])) from None
+        last = text.strip().rpartition("\n")[2]
+        raise UserError(_UNSENT.format(last)) from None
 
 
 def _look_for_signals(iterator: _MultiProcessingDataLoaderIter) -> None:

@@ -21,7 +21,7 @@ def test_the_same_samples_others_and_some_that_vary(runs: Runs) -> None:
     noisy = ["--dataset.train", "{type: tests.parts.data_check.test_data_check.Noisy}"]
     shifted = ["--dataset.val.shift", "1"]
     for epoch, words in enumerate(([], [], shifted, noisy), 1):
-        more = ["--resume", "auto", "--allow_changes", "true", "--progress.epoch", str(epoch)]
+        more = ["--resume", "auto", "--allow_changes", "--progress.epoch", str(epoch)]
         log = (runs.train(*more, *words) / "train.log").read_text()
     same, other, varying = re.findall("this resume is .*", log)
     assert re.search(r"bit-exact as far .*, data \(128 of [\d,]+ samples read again: the same\), if your code", same)
