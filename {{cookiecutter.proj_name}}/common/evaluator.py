@@ -124,7 +124,8 @@ class Evaluator:
             with self.evaluating(), error_context(lambda where=where: where):  # type: ignore[misc]
                 batch = next(iter(loader), None)  # as it will be read, so workers start here
                 if batch is not None:
-                    batch, output, losses = self._add(seen, batch, loader.keys[0][1])
+                    indices = loader.keys[0][1]
+                    batch, output, losses = self._add(seen, batch, indices)
                     if seen.selection:
                         seen.selection.finish()
                     if needs_loss and "loss" not in losses:

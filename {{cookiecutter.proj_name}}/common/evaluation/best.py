@@ -111,7 +111,10 @@ class BestTracker:
         self.waited = state["waited"]
 
 
-def check_names(metrics: Iterable[str], losses: Iterable[str]) -> Iterator[Problem]:
+def check_names(
+    metrics: Iterable[str],
+    losses: Iterable[str],
+) -> Iterator[Problem]:
     """Yield a problem for each metric with the name of a loss, whose value it would replace in every record."""
     for metric in metrics:
         if metric in ("loss", *losses):
@@ -145,14 +148,16 @@ def find_mode(
     fitting = [value for value in measured if f"{name}.".startswith(f"{value}.")]  # a metric may have parts, name.part
     if not fitting:
         rule = "is neither a loss with a weight other than 0 nor a metric of this config"
-        raise ConfigError([Problem("best.metric", name, rule, suggestion(name, list(measured), "there is"))])
+        hint = suggestion(name, list(measured), "there is")
+        raise ConfigError([Problem("best.metric", name, rule, hint)])
     longest = max(fitting, key=len)
     value = measured[longest]
     says: Better = False
     if value in metrics:
         says = None
         with suppress(UserError, AttributeError, TypeError):  # of a wrong section, and of a class that does not say it
-            kind: Any = METRIC_REGISTRY.get((metrics[value] or {}).get("type", value))
+            section = metrics[value] or {}
+            kind: Any = METRIC_REGISTRY.get(section.get("type", value))
             says = kind.higher_is_better
     if isinstance(says, Mapping):
         says = says.get(name.removeprefix(f"{longest}."))

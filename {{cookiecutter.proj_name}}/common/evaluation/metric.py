@@ -133,7 +133,9 @@ class MetricDict:
         self._inputs = inputs
         self._rank = rank
         # Results for the samples of this process: of each batch, its first sample, and the results by name.
-        self._batches: dict[str, list[tuple[int, Results]]] = {name: [] for name in metrics}
+        self._batches: dict[str, list[tuple[int, Results]]] = {}
+        for name in metrics:
+            self._batches[name] = []
 
     def update(
         self,
@@ -163,7 +165,7 @@ class MetricDict:
                             fault = f"{result} has {len(value)} for {len(indices)} samples"
                             raise UserError(f"every result must have one entry per sample, but {fault}")
                 # Copied, also from the CPU: a worker's tensor keeps a file open, and a view its whole base alive.
-                results = map_tensors(results, lambda tensor: tensor.detach().to("cpu", copy=True))
+                results = map_tensors(results, _on_cpu)
                 if isinstance(metric, GatheredMetric) or not self._rank.is_single_process:
                     self._batches[name].append((indices[0], results))
                 else:
@@ -195,6 +197,10 @@ class MetricDict:
                     value = from_main(value, rank)
                 values |= _numbers(name, value)
         return values
+
+
+def _on_cpu(tensor: Tensor) -> Tensor:
+    return tensor.detach().to("cpu", copy=True)
 
 
 def _computed(metric: Any, batches: list[Results]) -> Any:

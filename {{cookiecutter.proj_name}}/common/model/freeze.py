@@ -21,7 +21,10 @@ def fixed(module: M) -> M:
     return module
 
 
-def freeze(model: nn.Module, patterns: Sequence[str]) -> Callable[[], None]:
+def freeze(
+    model: nn.Module,
+    patterns: Sequence[str],
+) -> Callable[[], None]:
     """Freeze the parameters that any of `patterns` matches, and log their names. Returns a function that undoes it.
 
     A fully frozen batch norm (any layer with running statistics) stays in evaluation mode: otherwise its
@@ -89,7 +92,10 @@ def warn_of_unused(model: nn.Module, trained: Iterable[nn.Parameter]) -> None:
         logger.warning(text, len(unused), join_names(unused))
 
 
-def without_gradient(model: nn.Module, trained: Iterable[nn.Parameter]) -> list[str]:
+def without_gradient(
+    model: nn.Module,
+    trained: Iterable[nn.Parameter],
+) -> list[str]:
     """Return names in `model` of those of the `trained` parameters that got no gradient in the last backward pass."""
     unused = {parameter for parameter in trained if parameter.requires_grad and parameter.grad is None}
     return [name for name, parameter in model.named_parameters() if parameter in unused]

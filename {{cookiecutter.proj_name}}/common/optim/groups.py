@@ -62,7 +62,11 @@ class Group(NamedTuple):
     base_lr: float | None = None
 
 
-def kind_problems(name: str, args: Mapping[str, Any], decay: float) -> Iterator[Problem]:
+def kind_problems(
+    name: str,
+    args: Mapping[str, Any],
+    decay: float,
+) -> Iterator[Problem]:
     """Yield an unknown optimizer, arguments that it does not have or refuses, and a weight decay that it lacks."""
     try:
         cls = optimizer_class(name)
@@ -78,7 +82,8 @@ def kind_problems(name: str, args: Mapping[str, Any], decay: float) -> Iterator[
     yield from wrong
     if args and cls.__module__.startswith("torch.optim") and not wrong:
         try:
-            cls([torch.zeros(1, 1)], lr=1.0, **fit_arguments(cls, args))  # type: ignore[call-arg]
+            fitted = fit_arguments(cls, args)
+            cls([torch.zeros(1, 1)], lr=1.0, **fitted)  # type: ignore[call-arg]
         except Exception as error:  # noqa: BLE001 - of whatever kind: it refuses a value
             yield Problem("args", args, f"{label} refuses these: {error}")
 
@@ -103,14 +108,19 @@ class GroupConfig:
             if problem.key == "weight_decay":
                 yield problem
 
-    def select(self, names: Mapping[str, nn.Parameter], key: str) -> Group:
+    def select(
+        self,
+        names: Mapping[str, nn.Parameter],
+        key: str,
+    ) -> Group:
         """Return the group of these parameters. Raises `UserError` for a pattern of the entry `key` without a match."""
         patterns = self.match
         if isinstance(patterns, str):
             patterns = [patterns]
         label = "+".join(pattern.strip("*.") for pattern in patterns)
         inside = [names[name] for name in match_names(patterns, list(names), f"{key}.match")]
-        return Group(self.name or label or "matched", inside, self.lr_mult, self.weight_decay, base_lr=self.lr)
+        name = self.name or label or "matched"
+        return Group(name, inside, self.lr_mult, self.weight_decay, base_lr=self.lr)
 
 
 if not TYPE_CHECKING:  # to the type checker, the core does not have the keys of parts
@@ -126,7 +136,10 @@ class OptimizerConfig:
     ] = "AdamW"
     lr: Annotated[float, Field(gt=0.0, description="learning rate, before lr_scheduler's factor")] = 1e-3
     weight_decay: Annotated[float, Field(ge=0.0, description="must be 0 for an optimizer that has none")] = 0.0
-    args: Annotated[dict[str, Any], Field(description="its further arguments")] = field(default_factory=dict)
+    args: Annotated[
+        dict[str, Any],
+        Field(description="its further arguments"),
+    ] = field(default_factory=dict)
     no_decay: Annotated[
         Literal["auto"] | list[str],
         Field(description="no weight decay; auto: biases, norms, 1-D, and the modules' no_weight_decay()"),

@@ -129,7 +129,10 @@ def _fit_loaded_state(
     return {**state, "state": {}, "param_groups": groups}
 
 
-def check_saved(saved: Iterable[str], groups: Iterable[Mapping[str, Any]]) -> None:
+def check_saved(
+    saved: Iterable[str],
+    groups: Iterable[Mapping[str, Any]],
+) -> None:
     """Raise `UserError` unless the saved state has just the trained parameters, which are in `groups`."""
     trained: set[str] = set()
     for group in groups:

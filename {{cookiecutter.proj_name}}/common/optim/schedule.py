@@ -58,10 +58,19 @@ class LrSchedulerConfig:
 
     type: Annotated[str, Registered(SCHEDULE_REGISTRY), Field(description="one of --list schedules")] = "constant"
     warmup: Annotated[EpochInterval, Field(description="length of the linear rise at the start; 0 = none")] = 0
-    warmup_factor: Annotated[float, Field(ge=0.0, le=1.0, description="the rise starts just above this factor")] = 0.0
+    warmup_factor: Annotated[
+        float,
+        Field(ge=0.0, le=1.0, description="the rise starts just above this factor"),
+    ] = 0.0
     tmax: Annotated[EpochInterval, Field(description="when a decaying schedule ends; null = with the run")] = None
-    min_factor: Annotated[float, Field(ge=0.0, le=1.0, description="lowest factor of lr, after the warm-up")] = 0.0
-    args: Annotated[dict[str, Any], Field(description="its further arguments")] = field(default_factory=dict)
+    min_factor: Annotated[
+        float,
+        Field(ge=0.0, le=1.0, description="lowest factor of lr, after the warm-up"),
+    ] = 0.0
+    args: Annotated[
+        dict[str, Any],
+        Field(description="its further arguments"),
+    ] = field(default_factory=dict)
 
     def problems(self) -> Iterator[Problem]:
         """Types that are not schedules, wrong arguments, and invalid lengths."""
@@ -147,7 +156,8 @@ class Schedule:
         """Return the factor at optimizer step `step`, counted from 0 over the whole run."""
         if step >= self._warmup:
             return self._factor(step - self._warmup)
-        rise = self._start + (1.0 - self._start) * (step + 1) / (self._warmup + 1)
+        rise = 1.0 - self._start
+        rise = self._start + rise * (step + 1) / (self._warmup + 1)
         return rise * self._factor(0)
 
     def step(self, step: int) -> None:
