@@ -396,6 +396,8 @@ def test_the_copy_is_of_the_moment_of_saving(tmp_path: Path) -> None:
     saved = read_checkpoint(tmp_path / "latest.pt")["model"]
     assert (saved["a"] == 2).all()
     assert saved["a"].data_ptr() == saved["b"].data_ptr()
+    first = saver._copy_to_host({"a": weight})["a"]
+    assert saver._copy_to_host({"a": weight})["a"] is first  # the memory is used again
 
 
 def test_a_failed_run_is_not_written_to_any_more(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:

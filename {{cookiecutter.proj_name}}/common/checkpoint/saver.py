@@ -51,6 +51,7 @@ class Saver(AbstractContextManager["Saver"]):
         self.folder = folder
         self.config = config
         self.rank = rank
+        self._buffers: dict[tuple[Any, ...], Tensor] = {}  # host memory, by the place of a tensor in the state
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self.at_end: list[Callable[..., object]] = []
         self._pending: Future[None] | None = None
@@ -132,10 +133,10 @@ class Saver(AbstractContextManager["Saver"]):
             raise UserError(f"the last checkpoint could not be written; {self.folder.last_good}")
 
     def _copy_to_host(self, state: Any) -> Any:
-        """`state` with its tensors copied to host memory, on the main process.
+        """`state` with its tensors copied to host memory, on the main process; valid until the next call.
 
-        Sharded tensors are gathered one after the other; without `background`, all others stay where they are. Every
-        process must call this.
+        The memory is used again: new memory would make this as slow as `torch.save`. Sharded tensors are gathered one
+        after the other; without `background`, all others stay where they are. Every process must call this.
         """
         copies: dict[tuple[Any, ...], Tensor] = {}  # two names of one tensor (tied weights) stay one in the file
 
@@ -148,8 +149,11 @@ class Saver(AbstractContextManager["Saver"]):
             value = whole(value)
             if self.rank.is_main and identity not in copies:
                 later = has_streams(value.device)
-                copy = torch.empty(value.shape, dtype=value.dtype, pin_memory=later)
-                copies[identity] = copy.copy_(value.detach(), non_blocking=later)
+                buffer = self._buffers.get(path)
+                if buffer is None or buffer.shape != value.shape or buffer.dtype != value.dtype:
+                    buffer = torch.empty(value.shape, dtype=value.dtype, pin_memory=later)
+                    self._buffers[path] = buffer
+                copies[identity] = buffer.copy_(value.detach(), non_blocking=later)
             return copies.get(identity)
 
         copy = map_leaves(state, copy_tensor)
