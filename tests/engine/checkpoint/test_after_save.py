@@ -54,7 +54,7 @@ def upload(saved: Saved) -> None:
 
 
 @pytest.fixture
-def saved(tmp_path: Path) -> Callable[..., list[Path]]:
+def saved(tmp_path: Path) -> Callable[..., None]:
     """Save a checkpoint of this step, all of whose numbers are the step."""
     CALLS.clear()
     GATE.clear()
