@@ -54,13 +54,20 @@ def upload(saved: Saved) -> None:
 
 
 @pytest.fixture
-def saved(tmp_path: Path) -> Callable[..., None]:
-    """Save a checkpoint of this step, all of whose numbers are the step."""
+def saved(tmp_path: Path) -> Callable[..., list[Path]]:
+    """Save a checkpoint of this step, all of whose numbers are the step. Returns its files."""
     CALLS.clear()
     GATE.clear()
     folder = CheckpointFolder(tmp_path / "run" / "checkpoints", keep=1)
-    folder.folder.mkdir(parents=True)
-    return lambda number, **more: folder.save(state(number), **more)
+    written: list[Path] = []
+    folder.after_write.append(lambda path, step: written.append(path))
+
+    def save(number: int, **more: Any) -> list[Path]:
+        written.clear()
+        folder.save(state(number), **more)
+        return list(written)
+
+    return save
 
 
 def left(folder: Path) -> list[Path]:

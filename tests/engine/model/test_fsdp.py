@@ -146,7 +146,7 @@ def test_narrow_weights(runs: Runs) -> None:
 def test_an_optimizer_that_needs_the_whole_gradient(runs: Runs) -> None:
     """LBFGS is refused, with what to do."""
     message = refused(runs, 2, runs.words(*PLAIN, *FSDP, "--optim.optim_type", "LBFGS"))
-    assert "LBFGS needs the whole gradient in one place: use dist.strategy ddp" in message
+    assert "LBFGS needs whole gradients: use dist.strategy ddp" in message
     assert "Traceback" not in message
 
 
