@@ -69,7 +69,9 @@ def interval_table(trainer: Trainer) -> str:
     for name, interval in zip(names, trainer.triggers.intervals, strict=True):
         text = "never"
         if interval:
-            text = f"{float(interval.amount):g} {interval.unit}"
+            text = f"every {float(interval.amount):g} {interval.unit}"
+            if interval.amount != 1:
+                text += "s"
         if (name == "validation" and not trainer.val) or (name == "evaluation" and not trainer.evaluation):
             text = "no data"
         lines.append(f"  {name:<18} {text}")
