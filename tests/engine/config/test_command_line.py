@@ -34,11 +34,11 @@ def test_the_log_begins_with_what_happens_when(runs: Runs) -> None:
     assert f"model ConvModel {file_of(MODEL_REGISTRY.get('ConvModel'))}\n" in log
     table = log.partition("5 steps per epoch; intervals:\n")[2].splitlines()[:5]
     assert [line.strip() for line in table] == [
-        "log line, scalars  2 step",
-        "validation         0.5 epoch",
+        "log line, scalars  every 2 steps",
+        "validation         every 0.5 epochs",
         "evaluation         never",
-        "latest.pt          1 epoch",
-        "step_*.pt          10 epoch",
+        "latest.pt          every 1 epoch",
+        "step_*.pt          every 10 epochs",
     ]
 
 
