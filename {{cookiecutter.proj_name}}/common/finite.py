@@ -39,7 +39,7 @@ class LossCheck:
     """Ends the run before the optimizer uses a loss or a gradient of this process that is not finite.
 
     On the CPU a loss is checked before the backward pass, which no other process can then finish. The host never waits
-    for a GPU: its values are read together, at the next log line, evaluation or save. So steps may be taken with a bad
+    for a GPU: its values are read together, at the next log line, validation or save. So steps may be taken with a bad
     one; they are never saved, see `Trainer.check_losses`.
     """
 

@@ -85,7 +85,7 @@ def check_alike(values: Mapping[str, Any], rank: Rank) -> None:
 def code_of(project: Path = PROJECT) -> dict[str, str]:
     """Return a checksum of each of the project's Python files, by path: those next to train.py, and in packages there.
 
-    Tests are left out. Takes 5 ms for the hundred files of a new project.
+    Tests are left out. Takes about 0.1 ms for each file.
     """
     files = list(project.glob("*.py"))
     for package in project.glob("*/__init__.py"):

@@ -76,7 +76,7 @@ _HINTS = {
 
 @dataclass(frozen=True)
 class Failure:
-    """An error as it is reported: in the log, to the other ranks, in a file.
+    """An error as it is reported: in the log, and to the other ranks.
 
     Attributes:
         code: the exit code of the failing process.

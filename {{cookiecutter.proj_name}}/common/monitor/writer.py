@@ -54,7 +54,7 @@ class Writer(ABC):
         step: int,
         values: Mapping[str, float],
     ) -> None:
-        """Numbers by name at optimizer step `step`. `event`: their group, such as train, val, eval, lr or speed."""
+        """Numbers by name at optimizer step `step`. `event`: their group: train, val, eval, best, speed or task."""
 
     @abstractmethod
     def text(self, step: int, tag: str, text: str) -> None:
