@@ -198,7 +198,7 @@ def test_changed_stages_are_refused_on_resume(runs: Runs) -> None:
     given = [*TOWER, "--progress.max_steps", "6", "--stages"]
     runs.train(*given, "[{until: 4step}, {until: 5step}, {}]")
     assert runs.fail(*given, "[{until: 3step}, {}]", "--resume", "auto") == 2
-    assert "alter what is trained:\n  stages: [{'until': '4step'" in log(runs.root / "run")
+    assert "alter what is trained:\n  stages [{'until': '4step'" in log(runs.root / "run")
     assert runs.fail(*given, "[{until: 3step}, {}]", "--resume", "auto", "--allow_changes", "true") == 2
     assert "is in stage 3, but there are only 2" in log(runs.root / "run")
 

@@ -170,4 +170,4 @@ def test_a_config_of_before_is_accepted(runs: Runs) -> None:
     state["about"]["config"]["loss"] = {"other": {"type": "CrossEntropyLoss"}}
     write_checkpoint(state, file)
     assert runs.fail(*words, "--resume", "auto", "--loss.other.type", "CrossEntropyLoss") == 2
-    assert "loss.CrossEntropyLoss: None in the checkpoint" in log(runs.root / "run")
+    assert "  loss.CrossEntropyLoss None -> {" in log(runs.root / "run")

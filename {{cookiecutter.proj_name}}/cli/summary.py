@@ -53,7 +53,7 @@ def log_start(config: Config, trainer: Trainer, run: RunContext) -> None:
         log_data(label(loader.split, loader.name), part, loader.dataset)
     for registry in REGISTRIES:
         for line in registry.left_out:
-            if not line.startswith("library/"):  # of a ready-made part, only who names it needs to know
+            if "library/" not in line:  # of a ready-made part, only who names it needs to know
                 logger.warning("{}", line)
     if trainer.progress.stop_reason == "finished":
         text = "this run finished already, at epoch {}, step {}; to train longer, raise progress.epoch (or max_steps)"

@@ -189,7 +189,10 @@ def check_classes(
     first = ""
     names: tuple[str, ...] = ()
     for split, dataset in data.items():
-        classes = tuple(map(str, getattr(dataset, "classes", None) or ()))
+        given = getattr(dataset, "classes", None)
+        classes: tuple[str, ...] = ()
+        if given is not None:
+            classes = tuple(map(str, given))
         if not first and classes:
             first = split
             names = classes

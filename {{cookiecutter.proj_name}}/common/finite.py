@@ -66,9 +66,10 @@ class LossCheck:
 
     def gradient(self, at: Position, update: str, norm: Tensor) -> None:
         """Check the gradient of an update of the step that begins `at`, by its norm; on the CPU it is not finite."""
-        self._pending.append((norm, partial(self.bad_gradient, at, update)))
         if norm.is_cpu:
-            self.finish()
+            self.finish()  # its losses may be on a device: they are the cause
+            raise self.bad_gradient(at, update, norm.item())
+        self._pending.append((norm, partial(self.bad_gradient, at, update)))
 
     def bad_gradient(self, at: Position, update: str, norm: float) -> TrainingError:
         """Return the error for a gradient that is not finite though the losses are: it is the sum over all samples."""

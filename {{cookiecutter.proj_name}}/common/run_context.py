@@ -3,7 +3,7 @@
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +25,8 @@ from common.monitor.monitor import Monitor
 from common.progress import Outcome
 from common.run.folder import OpenRun, is_restart, open_run, refuse_sources_in_moved_run
 from common.run.paths import RunPaths
-from common.run.record import describe_start, environment_text
-from common.run.status import now, read_status, write_status
+from common.run.record import describe_start, environment_text, read_attempts
+from common.run.status import FolderLock, now, read_status, write_status
 from common.settings import RunConfig
 
 
@@ -101,6 +101,7 @@ class RunContext:
     seed: int = field(init=False)
     monitor: Monitor = field(init=False)
     _started: tuple[dict[str, Any], str] = field(init=False)  # the run's record, and a patch of its code
+    _earlier: list[dict[str, Any]] = field(default_factory=list)  # the records of its earlier attempts
     _resumed: LoadedCheckpoint | None = None  # the checkpoint, if it is in this run's folder
     _is_open: bool = False
 
@@ -150,6 +151,8 @@ class RunContext:
             banner = f"resumed at step {step}"
         if rank.is_main:
             self._started = describe_start(self.project, self.argv, self.seed, rank)
+            if resumed is not None:
+                self._earlier = read_attempts(self.paths)
             is_resume = resumed is not None
             self.folder = open_run(self.paths, self.values, *self._started, is_resume)
         barrier(rank)  # the folder exists
@@ -184,14 +187,11 @@ class RunContext:
         """Open a new folder if the run's was moved or deleted. Call it before each save; every process must."""
         before = self.paths.root
         made = None
-        if self.folder is not None and not self.folder.lock.is_in_place():
-            self.folder.close()
-            if self.paths.holds_run():  # another one has its name by now
-                self.paths.move_to(unused_path(before))
+        if self.folder is not None:
             try:
-                self.folder = open_run(self.paths, self.values, *self._started)
-                made = self.paths.root
-            except UserError as error:
+                if not self.folder.lock.is_in_place():
+                    made = self._open_again(self.folder)
+            except (OSError, UserError) as error:
                 logger.warning("{}", error)
         made = from_main(made, self.rank)
         if made is None:
@@ -203,6 +203,19 @@ class RunContext:
             logger.warning(
                 "{} was moved or deleted: this and later checkpoints, lines and numbers are in {}", before, made
             )
+
+    def _open_again(self, old: OpenRun) -> Path | None:
+        """Open a folder for the rest of the run. Returns None if the old one is whole: only its lock was removed."""
+        folder = RunPaths(self.paths.root)
+        if folder.holds_run():
+            attempts = read_attempts(folder)
+            if attempts and attempts[-1]["time"] == old.record["time"] and attempts[-1]["pid"] == old.record["pid"]:
+                self.folder = replace(old, lock=FolderLock.take(folder.lock_file))
+                return None
+            folder.move_to(unused_path(folder.root))  # another run has its name by now
+        self.folder = open_run(folder, self.values, *self._started, earlier=self._earlier)
+        old.close()
+        return folder.root
 
     def end(self, outcome: Outcome) -> None:
         """Write the last log line and the status of a run that ended without an error."""
@@ -218,7 +231,7 @@ class RunContext:
     def fail(self, error: BaseException) -> None:
         """Record `error` and end all processes. Returns only for a single process that has not opened its folder: the
         caller then prints the error."""
-        if self.rank.is_single_process and (isinstance(error, SystemExit) or not self._is_open):
+        if self.rank.is_single_process and not self._is_open:
             return
         failure = describe(error, self.rank)
         self.rank.failure_monitor.fail(failure)  # if there are other processes, ends this one
@@ -241,10 +254,10 @@ class RunContext:
             if again:
                 text += f"\nto resume:  {again}"
         logger.opt(depth=1).log(level, "{}", text)
-        rank_0_is_gone = to_terminal and failure.rank == 0 and not self.rank.is_main
-        if rank_0_is_gone and (read_status(self.paths) or {}).get("state") == "running":
+        if to_terminal and failure.rank == 0 and not self.rank.is_main:  # rank 0 is gone
             with suppress(OSError):
-                Appender(self.paths.log_file()).write(f"\n{now()} {text}\n")
-                write_status(self.paths, "failed", step=self.monitor.step, reason=failure.reason)
+                if (read_status(self.paths) or {}).get("state") == "running":
+                    Appender(self.paths.log_file()).write(f"\n{now()} {text}\n")
+                    write_status(self.paths, "failed", step=self.monitor.step, reason=failure.reason)
         if not self.rank.is_single_process:  # this process ends without returning from `managed_run`
             self.close()

@@ -142,6 +142,8 @@ class Trainer:
 
     def change_stage(self) -> None:
         """Begin another stage."""
+        if self.optimizer_step.loss_check is not None:
+            self.optimizer_step.loss_check.finish()
         self.optimizer_step.updates.clear()  # frees their wrappers
         self.begin_stage()
 
@@ -261,6 +263,7 @@ class Trainer:
     def validate(self) -> bool:
         """Evaluate on the validation data. Returns whether the result is the best so far."""
         self.check_losses()
+        self.run.keep_folder()
         result = self.run_evaluation("val", self.val)
         if result is None:
             return False
@@ -279,6 +282,7 @@ class Trainer:
 
     def evaluate(self) -> None:
         """Evaluate on the evaluation data, and write the results to the run's eval folder."""
+        self.run.keep_folder()
         result = self.run_evaluation("eval", self.evaluation)
         if result is None:
             return

@@ -33,6 +33,8 @@ def vanish(trainer: Any) -> None:
         elif how == "deleted":
             while root.exists():  # the writer of TensorBoard may add a file meanwhile
                 shutil.rmtree(root, ignore_errors=True)
+        elif how == "lock":
+            (root / "run.lock").unlink()
         elif how == "checkpoints":
             shutil.rmtree(root / "checkpoints")
         if how == "replaced":  # another run took the name
@@ -43,7 +45,7 @@ def vanish(trainer: Any) -> None:
     trainer.monitor.step_done = step_done
 
 
-@pytest.mark.parametrize("how", ["renamed", "deleted", "checkpoints", "replaced"])
+@pytest.mark.parametrize("how", ["renamed", "deleted", "checkpoints", "replaced", "lock"])
 def test_the_folder_is_made_again(runs: Runs, monkeypatch: pytest.MonkeyPatch, how: str) -> None:
     """With the run's record, so that it can be resumed like any other; another run's folder is left alone."""
     uncut = runs.train(*SAVES, name="uncut")
@@ -57,7 +59,7 @@ def test_the_folder_is_made_again(runs: Runs, monkeypatch: pytest.MonkeyPatch, h
     assert same(load(folder)["model"], load(uncut)["model"])
     assert not (folder / "run.lock").exists()
     log = (folder / "train.log").read_text()
-    is_new = how != "checkpoints"
+    is_new = how not in ("checkpoints", "lock")
     assert log.count("was moved or deleted") == is_new and (f"numbers are in {folder}" in log) == is_new
     assert "there is no checkpoint yet" not in log
     for event in ("train", "val"):

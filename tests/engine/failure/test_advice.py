@@ -68,12 +68,12 @@ def test_yaml_that_cannot_be_read(
 def test_a_config_that_is_elsewhere(
     runs: Runs, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Started in another folder, or with the folder misspelt: where it was looked for, and the nearest file."""
+    """Started in another folder, or with the folder misspelt: its whole path, and the nearest file."""
     full = PROJECT / "configs" / "debug.yaml"
     for folder, given, near in [(PROJECT, "config/debgu.yaml", "configs/debug.yaml"), (tmp_path, "debug.yaml", full)]:
         monkeypatch.chdir(folder)
         with pytest.raises(SystemExit), report_errors():
             runs.train("--config", given)
         text = capsys.readouterr().err
-        assert f"looked for {folder / given}" in text
+        assert f"{folder / given} is not a file" in text
         assert f"did you mean {near}?" in text

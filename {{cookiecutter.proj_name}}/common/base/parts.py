@@ -85,9 +85,13 @@ def needs(name: str) -> str:
 
 
 def refuse_absent(saved: Mapping[str, Any]) -> None:
-    """Raise `UserError` if a checkpoint holds the state of a part that this project does not have."""
+    """Raise `UserError` if a checkpoint needs a part that this project does not have, for its state or its groups."""
+    held = dict(saved)
+    for group in saved["about"]["config"]["optim"]["groups"]:
+        if group.get("optim_type") or group.get("args") or group.get("ndim"):
+            held["optimizers"] = group
     for name in KEYS.values():
-        if saved.get(name) and name not in installed():
+        if held.get(name) and name not in installed():
             without = "to go on without it, allow_changes"
             raise UserError(f"the checkpoint holds the state of {name}, which {needs(name)}; {without}")
 

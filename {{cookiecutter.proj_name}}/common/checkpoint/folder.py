@@ -65,7 +65,7 @@ class CheckpointFolder:
     @property
     def last_good(self) -> str:
         """Name the checkpoint to go back to, for messages."""
-        if self.latest.is_file():
+        if os.path.isfile(self.latest):  # which never raises
             return f"the last good checkpoint is {self.latest}"
         if self.has_saved:
             return "what this run has saved was moved or deleted"
@@ -115,7 +115,8 @@ class CheckpointFolder:
         for path in self.files():
             step = step_of(path)
             is_replaced = path == self.latest or step > checkpoint.step
-            if is_replaced and not path.samefile(checkpoint.path):
+            is_source = path.exists() and path.samefile(checkpoint.path)  # a link may lead nowhere
+            if is_replaced and not is_source:
                 kept = unused_path(path.with_name(f"abandoned_{path.stem}"), path.suffix)
                 logger.warning("{} (step {}) is not the checkpoint being resumed; renamed to {}", path, step, kept.name)
                 path.replace(kept)

@@ -9,7 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from common.config.problem import ABSENT, DEFAULT, ConfigError, Problem, shown_path
+from common.base.files import PROJECT
+from common.config.problem import ABSENT, DEFAULT, ConfigError, Problem, did_you_mean, shown_path
 from common.config.schema import child, keys_of, metadata, section_of
 from common.config.source import Node, node_of, read_file
 
@@ -35,10 +36,12 @@ def flatten(path: Path, origin: str | None = None, trail: tuple[Path, ...] = ())
 
 
 def find_file(key: str, name: str, folder: Path, origin: str | None = None) -> Path:
-    """Find the file `name`, which `key` gives relative to `folder`. Raises `ConfigError`."""
+    """Find the file `name`, which `key` gives relative to `folder`. Raises `ConfigError`, with a name in configs/."""
     file = os.path.abspath(folder / os.path.expanduser(name))
     if not os.path.isfile(file):  # `os.path`, since methods of `Path` raise on some odd names
-        raise ConfigError([Problem(key, name, f"{file} is not a file", origin=origin)])
+        known = {path.name: shown_path(path) for path in PROJECT.glob("configs/*.yaml")}
+        hint = did_you_mean(os.path.basename(file), known)
+        raise ConfigError([Problem(key, name, f"{file} is not a file", hint, origin)])
     return Path(file)
 
 

@@ -99,7 +99,7 @@ def open_handle(*owners: Any) -> str:
 def _is_open(value: Any) -> bool:
     kind: Any = type(value)
     if _matches(kind, _OPEN):
-        return bool(value)  # those of h5py are false when closed
+        return not kind.__module__.startswith("h5py") or bool(value)  # those of h5py are false when closed
     if not callable(getattr(kind, "fileno", None)):
         return False
     try:

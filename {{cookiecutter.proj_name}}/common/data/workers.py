@@ -67,12 +67,16 @@ def start_reading(loader: DataLoader[Any]) -> Iterator[Any]:
     if loader.num_workers == 0:
         return iter(loader)
     context = loader.multiprocessing_context or multiprocessing.get_context()
-    if context.get_start_method() == "fork":  # others are sent the dataset, which an open file would not let happen
-        held = open_handle(loader.dataset)
+    held = open_handle(loader.dataset)
+    if held and context.get_start_method() == "fork":
+        raise UserError(_SHARED.format(held))
+    try:
+        with signals_blocked(context):
+            return iter(loader)
+    except TypeError as error:  # an open file cannot be sent to a worker that is no copy of this process
         if held:
-            raise UserError(_SHARED.format(held))
-    with signals_blocked(context):
-        return iter(loader)
+            raise UserError(_SHARED.format(held)) from error
+        raise
 
 
 @contextmanager

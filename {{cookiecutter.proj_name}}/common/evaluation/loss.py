@@ -95,7 +95,7 @@ def look_up(
             for part in path.split("."):
                 if isinstance(value, Mapping):
                     value = value[part]
-                elif part.isdecimal():
+                elif part.removeprefix("-").isdecimal():
                     value = value[int(part)]
                 else:
                     value = getattr(value, part)

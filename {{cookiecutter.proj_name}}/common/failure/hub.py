@@ -153,23 +153,33 @@ class _ConnectedMonitor(FailureMonitor):
 class _Hub:
     """On rank 0: a connection to every rank, itself included. Determines the first failure, and sends it to all."""
 
-    def __init__(self, server: socket.socket, key: bytes) -> None:
+    def __init__(self, server: socket.socket, key: bytes, world_size: int) -> None:
         self._server = server
         self._key = key
-        self._strangers: list[Connection] = []  # they have connected, and sent nothing
+        self._world_size = world_size
+        self._joined: list[int] = []  # the ranks
         self._members: dict[Connection, Failure] = {}  # with the failure to report if that rank is killed
-        threading.Thread(target=self._watch, name="failure hub", daemon=True).start()
+        for target in (self._accept, self._watch):
+            threading.Thread(target=target, name="failure hub", daemon=True).start()
 
     def _accept(self) -> None:
-        with suppress(OSError):
-            client, _ = self._server.accept()
-            self._strangers.append(_close_in_workers(Connection(client.detach())))
+        self._server.settimeout(_POLL_S)
+        while len(self._joined) < self._world_size:
+            with suppress(OSError):
+                client, _ = self._server.accept()
+                client.setblocking(True)
+                # A thread each: another program that connects and says nothing keeps no rank waiting.
+                connection = _close_in_workers(Connection(client.detach()))
+                threading.Thread(target=self._admit, args=(connection,), daemon=True).start()
+        self._server.close()
 
     def _admit(self, connection: Connection) -> None:
-        self._strangers.remove(connection)
         with suppress(OSError, EOFError):  # another program
             if connection.recv_bytes(len(self._key)) == self._key:
-                self._members[connection] = connection.recv()
+                self._members[connection] = if_killed = connection.recv()
+                self._joined.append(if_killed.rank)
+                return
+        connection.close()
 
     def _watch(self) -> None:
         """Send the first failure to all: at once, or a little later if another failure may be its cause."""
@@ -177,14 +187,8 @@ class _Hub:
         decide_at = float("inf")
         found: dict[int, Failure] = {}  # by rank
         while time.monotonic() < decide_at:
-            watched: list[Connection | socket.socket] = [self._server, *self._strangers, *self._members]
-            for connection in wait(watched, _POLL_S):
-                if not isinstance(connection, Connection):
-                    self._accept()
-                    continue
-                if connection in self._strangers:
-                    self._admit(connection)
-                    continue
+            for connection in wait(list(self._members), _POLL_S):
+                assert isinstance(connection, Connection)
                 try:
                     message = connection.recv()
                 except (EOFError, OSError):
@@ -236,7 +240,7 @@ def connect(rank: Rank) -> FailureMonitor:
         key = secrets.token_bytes(16)
         server = socket.create_server((interface, 0), backlog=rank.world_size)
         os.register_at_fork(after_in_child=server.close)
-        hub = _Hub(server, key)
+        hub = _Hub(server, key, rank.world_size)
         offer = (if_killed, server.getsockname()[1], key)
     main_if_killed, port, key = from_main(offer, rank)
     connection = None

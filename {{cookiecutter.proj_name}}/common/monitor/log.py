@@ -3,6 +3,7 @@
 import logging
 import os
 import sys
+import warnings
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
@@ -59,7 +60,7 @@ def setup_log(
     logging.basicConfig(handlers=[_ToLoguru()], force=True)
     # At DEBUG libraries log a great deal (Pillow: a line for each block of a PNG).
     logging.getLogger().setLevel(max(number, logging.INFO))
-    logging.captureWarnings(True)
+    warnings.showwarning = _log_warning
 
 
 def _to_console(message: str) -> None:
@@ -89,6 +90,22 @@ class _ToLoguru(logging.Handler):
         except ValueError:  # a level of the library's own
             level = record.levelno
         caller = logger.bind(at=_place(record.pathname, record.lineno))
+        try:
+            message = record.getMessage()
+        except Exception:  # noqa: BLE001 - a wrong call of a library's, which logging only reports
+            self.handleError(record)
+            return
         # Passed as an argument: braces in the text must not be taken for format fields.
-        message = record.getMessage().rstrip()
         caller.opt(exception=record.exc_info).log(level, "{}", message)
+
+
+def _log_warning(
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    *_: Any,
+    **__: Any,
+) -> None:
+    here = logger.bind(at=_place(filename, lineno))
+    here.warning("{}: {}", category.__name__, message)

@@ -198,7 +198,7 @@ def parameter_groups(
         if part.optim_type is not None or part.args:
             options |= {"optim_type": part.optim_type, "args": part.args}
         group = groups.setdefault(label, {"name": label, "params": [], **options})
-        if not group.items() >= options.items():
+        if group != {"name": label, "params": group["params"], **options}:
             raise UserError(f"two groups of parameters are called {label}; give one of them another name")
         group["params"].append((name, parameter))
     if not groups:

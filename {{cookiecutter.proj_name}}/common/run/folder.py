@@ -1,7 +1,7 @@
 """Open a run: lock its folder, move an earlier run away, and record how the run was started."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -54,6 +54,7 @@ def open_run(
     attempt: dict[str, Any],
     patch: str,
     resume: bool = False,
+    earlier: Sequence[dict[str, Any]] = (),
 ) -> OpenRun:
     """Lock the folder and record how the run was started. For the main process only.
 
@@ -63,10 +64,12 @@ def open_run(
     Args:
         values: the complete configuration.
         attempt, patch: see `record.describe_start`.
+        earlier: attempts of the run whose record is gone.
 
     Raises:
         UserError: the folder cannot be written, or is in use by another process.
     """
+    lock = None
     try:
         folder.root.parent.mkdir(exist_ok=True)
         if not resume:
@@ -77,10 +80,12 @@ def open_run(
         for file in (folder.record_file, folder.status_file):
             if resume and file.is_file():
                 before[file] = file.read_text()
-        _write_record(folder, attempt, values, patch)
+        _write_record(folder, attempt, values, patch, earlier)
         run_id = f"{folder.name}_{_first_start(folder)}"
         return OpenRun(folder, lock, attempt["attempt"], run_id, attempt, before)
     except OSError as error:
+        if lock is not None:
+            lock.release()
         why = why_unwritten(error, folder.root)
         raise UserError(f"{folder.root} cannot be written: {why}; choose another place: --dir.runs_dir") from error
 
@@ -142,9 +147,10 @@ def _write_record(
     attempt: dict[str, Any],
     values: Mapping[str, Any],
     patch: str,
+    earlier: Sequence[dict[str, Any]],
 ) -> None:
     """Write the files that record how the run was started. Adds number and config file name to `attempt`."""
-    attempts = [*read_attempts(folder), attempt]
+    attempts = [*earlier, *read_attempts(folder), attempt]
     number = 1
     suffix = ""
     while (folder.root / f"config{suffix}.yaml").exists():
@@ -152,6 +158,7 @@ def _write_record(
         number += 1
     config_file = folder.root / f"config{suffix}.yaml"
     folder.checkpoints.mkdir(exist_ok=True)
+    number = max(number, len(attempts))
     attempt |= {"attempt": number, "config": config_file.name}
     header = f"# Complete configuration of the run {folder.name!r}, attempt {number}, {attempt['time']}.\n"
     write_text(config_file, header + dump(dict(values)))

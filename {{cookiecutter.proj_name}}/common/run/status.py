@@ -100,7 +100,7 @@ class FolderLock:
 
     def is_in_place(self) -> bool:
         """Return whether `path` still names the file that is locked."""
-        if not self.path.exists():
+        if self._file.closed or not self.path.exists():
             return False
         held = os.fstat(self._file.fileno())
         return os.path.samestat(held, self.path.stat())

@@ -39,7 +39,9 @@ def count_classes(dataset: Any) -> dict[str, int]:
     labels = labels[labels >= 0]
     if not len(labels) or labels.max() >= len(labels) + 1000:  # not classes but codes
         return {}
-    names = getattr(dataset, "classes", None) or range(labels.max() + 1)
+    names = getattr(dataset, "classes", None)
+    if names is None or not len(names):
+        names = range(labels.max() + 1)
     counts = np.bincount(labels, minlength=len(names)).tolist()
     return dict(zip(map(str, names), counts, strict=False))
 

@@ -25,9 +25,11 @@ class GroupConfig:
         """Yield the problems of the group, and of its optimizer."""
         from common.optim.groups import kind_problems, needs_closure, optimizer_class  # they have sections themselves
 
+        of_core = list(super().problems_in(optim))  # type: ignore[misc]  # the core's class, below this one
         if self.optim_type is None and not self.args:
-            yield from super().problems_in(optim)  # type: ignore[misc]  # of the core's class, below this one
+            yield from of_core
             return
+        yield from [problem for problem in of_core if problem.key == "lr"]
         decay = self.weight_decay  # type: ignore[attr-defined]
         if decay is None:
             decay = optim.weight_decay

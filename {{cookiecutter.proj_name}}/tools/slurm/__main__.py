@@ -70,7 +70,7 @@ def read_options(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
     parser.add_argument("--array", metavar="TASKS", help="one run for each of these numbers, in sbatch's notation")
     parser.add_argument("--gpus", type=int, metavar="N", help="GPUs per node; default: as many as the config's gpu_ids")
     parser.add_argument("--names", type=Path, metavar="FILE", help="names of the array's runs: {number: name}, as JSON")
-    cut = argv.index("--")
+    cut = [*argv, "--"].index("--")
     return parser.parse_args(argv[:cut]), argv[cut + 1 :]
 
 

@@ -66,8 +66,8 @@ def test_one_process_for_each_gpu(script: Script) -> None:
     ("words", "message"),
     [
         (["--slurm.partion", "x"], "--slurm.partion: there is no such option"),
-        (["--slurm.nodes", "two"], "--slurm.nodes two: must be a valid integer"),
-        (["--slurm.cpus="], "--slurm.cpus : must be a valid integer"),
+        (["--slurm.nodes", "two"], "--slurm.nodes two: must be an integer"),
+        (["--slurm.cpus="], "--slurm.cpus : must be an integer"),
         (["--slurm.time"], "--slurm.time: needs a value"),
         (["--slurm.account", "a\n#SBATCH --x"], "--slurm.account: the value has a line break"),
     ],

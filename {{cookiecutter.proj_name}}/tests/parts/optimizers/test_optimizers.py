@@ -3,7 +3,10 @@
 import pytest
 import torch
 
-from common.config import overlaid
+from common.base import parts
+from common.base.errors import UserError
+from common.base.parts import refuse_absent
+from common.config import ConfigError, overlaid
 from common.optim import OptimConfig, build_optimizer
 from tests.conftest import Runs, load
 from tests.optim.test_optim import loss_of, mlp, train
@@ -30,6 +33,24 @@ def test_an_optimizer_per_group_is_that_optimizer_alone() -> None:
         for optimizer in alone:
             optimizer.step()
     assert all(map(torch.equal, mine.parameters(), model.parameters()))
+
+
+def test_wrong_groups() -> None:
+    """A name for two groups of different optimizers; two learning rates."""
+    one = {"match": "0.weight", "optim_type": "SGD", "name": "x"}
+    config = overlaid(OptimConfig, {"groups": [one, {"match": "0.bias", "name": "x"}]})
+    with pytest.raises(UserError, match="two groups of parameters are called x"):
+        build_optimizer(config, mlp())
+    with pytest.raises(ConfigError, match="lr_mult is one too"):
+        overlaid(OptimConfig, {"groups": [{**one, "lr": 0.1, "lr_mult": 3}]})
+
+
+def test_the_core_refuses_to_resume_without_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    saved = {"about": {"config": {"optim": {"groups": [{"match": "*", "ndim": 4}]}}}}
+    refuse_absent(saved)
+    monkeypatch.setattr(parts, "installed", lambda: [])
+    with pytest.raises(UserError, match="needs parts/optimizers"):
+        refuse_absent(saved)
 
 
 MATRICES = "[{match: '*', ndim: 2, optim_type: Muon, args: {adjust_lr_fn: match_rms_adamw}}]"
