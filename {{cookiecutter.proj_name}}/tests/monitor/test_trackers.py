@@ -82,7 +82,8 @@ def test_trackers_get_what_a_run_measures(runs: Runs, monkeypatch: pytest.Monkey
     module("mlflow.entities", **entities)
     kinds = dict.fromkeys(("Settings", "Image", "Html", "Histogram"), lambda *_, **__: "shown")
     module("wandb", init=wandb.init, **kinds)
-    words = ["--monitor.writers", "[mlflow, wandb]", "--progress.epoch_val", "4step"]
+    names = "[library.writers.mlflow_writer.MlflowWriter, library.writers.wandb_writer.WandbWriter]"  # imported now
+    words = ["--monitor.writers", names, "--progress.epoch_val", "4step"]
     folder = runs.train(*words, "--progress.max_steps", "6")
     runs.train(*words, "--progress.max_steps", "8", "--resume", "auto")
     assert " failed: " not in (folder / "train.log").read_text()

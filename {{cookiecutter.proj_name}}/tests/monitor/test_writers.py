@@ -48,7 +48,7 @@ def test_a_class_of_the_users(runs: Runs) -> None:
     runs.train("--monitor.writers", writers, "--progress.max_steps", "8", "--resume", "auto")
     diary = (folder / "diary.txt").read_text()
     assert diary.startswith("dear run 4 None\nrun/config 0 1\nrun/environment 0 1\nrun/model 0 ")
-    for line in ("train 2 loss grad_norm", "lr 2 lr", "val 4 loss Accuracy", "finisheddear run 4 6"):
+    for line in ("train 2 loss grad_norm lr", "val 4 loss Accuracy", "finisheddear run 4 6"):
         assert f"\n{line}\n" in f"\n{diary}".replace("finisheddear", "\nfinisheddear")
     assert diary.endswith("finished")
 
