@@ -80,7 +80,7 @@ def build_one(
                 del group["weight_decay"]
         optimizer = cls(groups, lr=config.lr, **arguments)  # type: ignore[call-arg]  # the signature was checked
     except Exception as error:
-        hint = "optim.groups can give some parameters another optim_type"
+        hint = "with parts/optimizers, optim.groups can give some parameters another optim_type"
         raise UserError(f"optim_type {cls.__name__} cannot train {type(model).__name__}: {error}; {hint}") from error
     if all(parameter.is_cpu for parameter in parameters_of(optimizer)):
         for group in optimizer.param_groups:
