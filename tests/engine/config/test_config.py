@@ -1,13 +1,15 @@
 """The configuration through its door: YAML files and command lines in, a checked configuration or one message out."""
 
 import dataclasses
+from collections.abc import Iterator
+from dataclasses import field
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import pytest
 from pydantic import Field, TypeAdapter
 
-from common.config import ConfigError, resolve, section
+from common.config import ConfigError, Problem, resolve, section
 from common.config.registry import Registry
 from cli import command_line
 from cli.command_line import parse
@@ -102,7 +104,7 @@ def test_required_keys_are_named() -> None:
     class Needs:
         lr: Annotated[float, Field(gt=0)]
 
-    with pytest.raises(ConfigError, match="missing 1 required keyword-only argument: 'lr'"):
+    with pytest.raises(ConfigError, match=r"1 problem:\n  lr .*\n      is required"):
         parse(Needs, ["--config", write("a.yaml", "")])
 
 
@@ -182,3 +184,76 @@ def test_configurations_share_no_default() -> None:
     """What a program does to one configuration does not reach the next."""
     load("").config.model["width"] = 8
     assert load("").config.model["width"] == 4
+
+
+class Named:
+    """A check attached to a section, or to a list of them."""
+
+    def check(self, value: Any, key: str) -> Iterator[Problem]:
+        if "bad" in str(value):
+            yield Problem(key, value, "is bad")
+
+
+@section
+class In:
+    at: int
+    note: str = ""
+
+
+@section
+class Pos:
+    x: int = 0
+
+    def problems(self) -> Iterator[Problem]:
+        if self.x == 1:
+            raise TypeError("a bug")
+        if self.x < 0:
+            yield Problem("x", self.x, "is below 0")
+
+
+@section
+class Items:
+    few: Annotated[list[In], Field(max_length=1), Named()] = field(default_factory=list)
+    own: Annotated[In | None, Named()] = None
+    pair: tuple[In, ...] = ()
+    by_name: dict[str, In] = field(default_factory=dict)
+    one: In | Pos | None = None
+    several: list[In | Pos] = field(default_factory=list)
+    numbers: dict[str, float] = field(default_factory=dict)
+    ids: int | list[int] = 0
+
+
+@pytest.mark.parametrize(
+    ("text", "pieces"),
+    [
+        ("few: [{at: 1}, {at: 2}]", ["few = ", "at most 1 item"]),
+        ("few: [{at: 1, note: bad}]", ["few = ", "is bad"]),
+        ("own: {at: 1, note: bad}", ["own  (a.yaml:1)", "is bad"]),
+        ("few: [{foo: 3}, {note: [1]}]", ["few[0].at  (", "is required", "[0].foo", "few[1].at", "few[1].note = [1]"]),
+        ("by_name: {a: {at: 1, nte: x}}", ["by_name.a.nte = 'x'", "did you mean by_name.a.note?"]),
+        ("one: {x: -1}", ["one.x = -1", "is below 0"]),
+        ("several: [{x: 0}, {x: -1}]", ["several[1].x = -1", "is below 0"]),
+        ("numbers: {p: a, q: 1, r: b}", ["numbers.p = 'a'", "numbers.r = 'b'"]),
+        ("ids: [a, 1, b]", ["ids[0] = 'a'", "ids[2] = 'b'"]),
+    ],
+)
+def test_mistakes_in_lists_and_mappings(text: str, pieces: list[str]) -> None:
+    """Rules hold for sections, alone and in lists, as for plain values; each wrong item is named."""
+    with pytest.raises(ConfigError) as caught:
+        parse(Items, ["--config", write("a.yaml", text)])
+    assert all(piece in str(caught.value) for piece in pieces), caught.value
+
+
+def test_sections_in_lists_and_mappings() -> None:
+    found = parse(Items, ["--config", write("a.yaml", "pair: [{at: 1}]\nby_name: {a: {at: 2}}\none: {at: 3}")])
+    assert (found.config.pair, found.config.by_name, found.config.one) == ((In(at=1),), {"a": In(at=2)}, In(at=3))
+
+
+def test_a_bug_in_a_rule_is_a_traceback() -> None:
+    with pytest.raises(TypeError, match="a bug"):
+        parse(Items, ["--config", write("a.yaml", "one: {x: 1}")])
+
+
+def test_debug_without_its_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(command_line, "PROJECT", tmp_path)
+    assert "debug.yaml is not a file" in refusal("", "--debug")

@@ -12,7 +12,7 @@ from typing import Any
 from pydantic import PydanticUserError, TypeAdapter, ValidationError
 
 from common.base.files import PROJECT
-from common.config.problem import ABSENT, Problem, problem_of, suggestion
+from common.config.problem import ABSENT, Problem, problems_of, suggestion
 from common.config.schema import admits, child, only_text, run_checks
 from common.config.source import scalar
 
@@ -101,9 +101,9 @@ def _check_one(parameter: inspect.Parameter, value: Any, key: str, label: str, i
     try:
         _fit(parameter, value)
     except ValidationError as error:
-        problem = problem_of(key, error)
-        if not is_loose:
-            yield replace(problem, rule=f"{problem.rule}: an argument of {label}")
+        for problem in problems_of(key, value, error):
+            if not is_loose:
+                yield replace(problem, rule=f"{problem.rule}: an argument of {label}")
     except ValueError as error:
         yield Problem(key, value, f"{error}: an argument of {label}")
     else:

@@ -4,7 +4,7 @@ The default stands in for a wrong value, so that all further rules can still run
 """
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,20 +12,31 @@ from pydantic import TypeAdapter, ValidationError
 
 from common.base.parts import installed, needs, part_of
 from common.config.arguments import as_list
-from common.config.problem import ABSENT, Problem, is_within, join, problem_of
-from common.config.schema import child, keys_of, run_checks, section_of, suggest
+from common.config.problem import ABSENT, Problem, is_within, join, problems_of
+from common.config.schema import (
+    adapter_of,
+    child,
+    has_section,
+    items_of,
+    keys_of,
+    own_checks,
+    run_checks,
+    section_of,
+    suggest,
+)
 
 
 class Checker:
-    """Checks the values of the sections below `root`.
+    """Checks the values of the sections below `root`. `written`: the keys that reading found, right or wrong.
 
     Attributes:
         problems: those found; first those of reading. Further problems of the same keys follow from them, and are
             omitted.
     """
 
-    def __init__(self, root: type, problems: Sequence[Problem]) -> None:
+    def __init__(self, root: type, problems: Sequence[Problem], written: Collection[str]) -> None:
         self.root = root
+        self.written = written
         self.problems = list(problems)
 
     def section(self, schema: type, values: dict[str, Any], key: str = "") -> Any:
@@ -46,12 +57,23 @@ class Checker:
                 rule = needs(part)
                 hint = ""
             self.problems.append(Problem(place, value, rule, hint, is_unknown=True))
+        required = [name for name, item in keys.items() if item.default is ABSENT]
+        for name in required:
+            place = join(key, name)
+            if name not in values and place not in self.written:
+                self.problems.append(Problem(place, ABSENT, "is required"))
+        if not made.keys() >= set(required):
+            return ABSENT
+        return self._ruled(lambda: schema(**made), key)
+
+    def _ruled(self, make: Callable[[], Any], key: str) -> Any:
+        """Return the section that `make` makes, after its own rules were asked; ABSENT if it cannot be made."""
         try:
-            section = schema(**made)
+            section = make()
             if hasattr(section, "problems"):
                 self._add([replace(problem, key=join(key, problem.key)) for problem in section.problems()])
-        except (TypeError, ValueError) as error:  # a required key, `__post_init__`, or a rule about a wrong value
-            if not any(problem.key.startswith(key) for problem in self.problems):
+        except ValueError as error:  # `__post_init__`, or a rule about a wrong value
+            if not any(not key or is_within(problem.key, key) for problem in self.problems):
                 self.problems.append(Problem(key, ABSENT, str(error)))
             return ABSENT
         return section
@@ -60,23 +82,40 @@ class Checker:
         """Return a value as its type has it; ABSENT if it is wrong."""
         section = section_of(annotation)
         if section is not None and isinstance(value, dict):
-            return self.section(section, value, key)
-        item = section_of(child(annotation, 0))
-        if item is not None and isinstance(value, list):
-            made = []
-            for index, part in enumerate(value):
-                made.append(self._value(item, TypeAdapter(item), part, join(key, index)))
-            if ABSENT in made:
-                return ABSENT
-            return made
-        value = as_list(value, annotation)
-        try:
-            found = adapter.validate_json(json.dumps(value))
-        except ValidationError as error:
-            self.problems.append(problem_of(key, error))
+            made = self.section(section, value, key)
+        else:
+            made = self._items(annotation, value, key)
+        if made is ABSENT:
             return ABSENT
-        self._add(run_checks(annotation, value, key))
+        value = as_list(value, annotation)
+        checks = own_checks
+        try:
+            if made is not None:
+                found = adapter.validate_python(made, strict=False)
+            else:
+                found = adapter.validate_json(json.dumps(value))
+                checks = run_checks
+        except ValidationError as error:
+            self.problems.extend(problems_of(key, value, error))
+            return ABSENT
+        self._add(checks(annotation, value, key))
+        if made is None:  # one of several sections
+            return self._ruled(lambda: found, key)
         return found
+
+    def _items(self, annotation: Any, value: Any, key: str) -> Any:
+        """Return a list or mapping of sections; None if it is none, ABSENT if an item is wrong."""
+        made = {}
+        for part, inner in items_of(value):
+            item = child(annotation, part)
+            if not has_section(item):
+                return None
+            made[part] = self._value(item, adapter_of(item), inner, join(key, part))
+        if ABSENT in made.values():
+            return ABSENT
+        if made and isinstance(value, list):
+            return list(made.values())
+        return made or None
 
     def _add(self, more: Iterable[Problem]) -> None:
         """Add problems that do not follow from earlier ones. A mistake in a list is one of the whole list."""

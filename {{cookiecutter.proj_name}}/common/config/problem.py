@@ -2,10 +2,9 @@
 
 import difflib
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -65,26 +64,40 @@ class ConfigError(UserError):
         return "\n".join([f"The configuration has {counted}:", *map(str, self.problems)])
 
 
-def problem_of(key: str, error: ValidationError) -> Problem:
-    """Return what pydantic says of the value at `key`, or of an item of it: "must be a valid integer or a valid array".
+def problems_of(key: str, value: Any, error: ValidationError) -> Iterator[Problem]:
+    """Yield what pydantic says of the `value` at `key`, or of its items: "must be a valid integer or a valid array".
 
-    Of a union's alternatives, those that got the furthest into a list count.
+    Of a union's alternatives, those that got the furthest into the value count.
     """
-    errors = error.errors(include_url=False)
-    place = max(map(_indices, errors), key=len)
-    errors = [each for each in errors if _indices(each) == place]
+    places: dict[str, list[ErrorDetails]] = {}
+    for each in error.errors(include_url=False):
+        places.setdefault(_place(key, value, each), []).append(each)
+    for place, errors in places.items():
+        if not any(other != place and is_within(other, place) for other in places):
+            yield Problem(place, errors[0]["input"], _rule(errors))
+
+
+def _rule(errors: Sequence[ErrorDetails]) -> str:
     rules = dict.fromkeys(each["msg"].removeprefix("Input should be ") for each in errors)
     rule = " or ".join(rules)
     if errors[0]["type"] == "value_error":  # from a validator
         rule = str(errors[0]["ctx"]["error"])
     elif not rule[0].isupper():
         rule = f"must be {rule}"
-    return Problem(reduce(join, place, key), errors[0]["input"], rule)
+    return rule
 
 
-def _indices(error: ErrorDetails) -> list[int]:
-    """Return which item of a list, and of lists in it, an error is about."""
-    return [part for part in error["loc"] if isinstance(part, int)]
+def _place(key: str, value: Any, error: ErrorDetails) -> str:
+    """Return the key of the item of `value` that an error is about; pydantic names a union's alternatives too."""
+    for part in error["loc"]:
+        if isinstance(part, int):
+            key = join(key, part)
+            if isinstance(value, list):
+                value = dict(enumerate(value)).get(part)
+        elif isinstance(value, dict) and part in value:
+            key = join(key, part)
+            value = value[part]
+    return key
 
 
 def shorten(value: Any, width: int = 60) -> str:

@@ -69,7 +69,7 @@ def resolve(
         records.append(origin)
     tree = with_defaults(tree, schema)  # so `--model.width 3` changes the default model, not a model without a type
     if overlay is not None:  # its own values only: the configuration below it already has bases
-        body = read_file(Path(overlay))
+        body = read_file(find_file("--debug", str(overlay), Path()))
         body.value.pop("$BASE", None)
         tree = with_defaults(merge(tree, body, schema), schema)
     return _checked(schema, lay_over(tree, keys, schema), problems, tuple(records))
@@ -89,7 +89,7 @@ def _checked(schema: type[T], tree: Node, problems: Sequence[Problem], records: 
     values = reader.values
     warning = ""
     while True:
-        checker = Checker(schema, [*problems, *reader.problems])
+        checker = Checker(schema, [*problems, *reader.problems], reader.origins)
         config = checker.section(schema, values)
         unknown = {}
         for problem in checker.problems:

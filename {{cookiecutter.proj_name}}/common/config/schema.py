@@ -51,11 +51,15 @@ def keys_of(schema: type) -> dict[str, Key]:
         elif field.default_factory is not missing:
             default = to_jsonable_python(field.default_factory())
         annotation = hints[field.name]
-        settings: ConfigDict | None = _STRICT
-        if dataclasses.is_dataclass(bare(annotation)):
-            settings = None  # it has its own
-        keys[field.name] = Key(annotation, default, TypeAdapter(annotation, config=settings))
+        keys[field.name] = Key(annotation, default, adapter_of(annotation))
     return keys
+
+
+def adapter_of(annotation: Any) -> TypeAdapter[Any]:
+    """Return what makes a value of this type, strictly."""
+    if dataclasses.is_dataclass(bare(annotation)):
+        return TypeAdapter(annotation)  # it has settings of its own
+    return TypeAdapter(annotation, config=_STRICT)
 
 
 def bare(annotation: Any) -> Any:
@@ -92,6 +96,11 @@ def section_of(annotation: Any) -> type | None:
     return section
 
 
+def has_section(annotation: Any) -> bool:
+    """Return whether a section is among the alternatives of a type."""
+    return any(map(dataclasses.is_dataclass, members(annotation)))
+
+
 def child(annotation: Any, part: str | int) -> Any:
     """Return the type of the item at key or index `part` of a value of this type; Any if the schema does not say."""
     section = section_of(annotation)
@@ -112,11 +121,16 @@ def run_checks(annotation: Any, value: Any, key: str) -> Iterator[Problem]:
     Such a rule is about one field, and its type cannot express it: `Annotated[dict[str, Any], MyRule()]`, with a method
     `check(value, key)` that yields problems and builds nothing.
     """
+    yield from own_checks(annotation, value, key)
+    for part, inner in items_of(value):
+        yield from run_checks(child(annotation, part), inner, join(key, part))
+
+
+def own_checks(annotation: Any, value: Any, key: str) -> Iterator[Problem]:
+    """As `run_checks`, without the items."""
     for item in metadata(annotation):
         if hasattr(item, "check"):
             yield from item.check(value, key)
-    for part, inner in items_of(value):
-        yield from run_checks(child(annotation, part), inner, join(key, part))
 
 
 def items_of(value: Any) -> list[tuple[Any, Any]]:
