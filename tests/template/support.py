@@ -28,7 +28,7 @@ NON_DEFAULT = {
     "license": "none",
     "ci": "none",
     "examples": "all",
-    "parts": " ".join(name for name in TABLE if name not in ("ops", "examples")),
+    "parts": " ".join(name for name in TABLE if name not in ("ops", "kernels_on_cpu", "examples")),
 }
 
 Render = Callable[..., Path]

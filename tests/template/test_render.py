@@ -59,7 +59,7 @@ def test_other_answers_drop_and_rename_files(render: Render) -> None:
 def operators() -> set[str]:
     """Return every file of the template that is there for operators alone."""
     whole = (".clang-format", "configs/ops.yaml", "scripts/install_ops.sh", "custom/ops/saturating_model.py")
-    return {path for path in files(TEMPLATE) if "/ops/" in path or path in whole}
+    return {path for path in files(TEMPLATE) if "/ops/" in path or "kernels_on_cpu" in path or path in whole}
 
 
 def examples() -> set[str]:

@@ -16,7 +16,6 @@ from support import TEMPLATE
 OWN_PICKLES = {
     "common/checkpoint/file.py",  # names the error that torch.load raises
     "library/data/shared_list.py",
-    "common/data/workers.py",
 }
 # On several hosts the connection that tells of failures has to be reachable from the others; it wants a key.
 REACHABLE = {"common/failure/hub.py": "(interface, 0)"}

@@ -77,7 +77,7 @@ class LrSchedulerConfig:
         with suppress(UserError):
             target = SCHEDULE_REGISTRY.get(self.type)
             if isinstance(target, type) and not hasattr(target, "after_validation"):
-                hint = "see --list schedules, or write custom/<name>_schedule.py; torch's do not fit here"
+                hint = "see --list schedules, or write custom/NAME_schedule.py; torch's do not fit"
                 yield Problem("type", self.type, "is not a function of the step", hint)
                 return
             ours = {"step", "steps", "step_at", "mode", *vars(self)}  # these do not come from `args`

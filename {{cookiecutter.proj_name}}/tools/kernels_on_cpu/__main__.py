@@ -1,7 +1,8 @@
 """Check CUDA kernels without a GPU: python -m tools.kernels_on_cpu NAME [SIZE ...] [--sanitize]
 
-Compiles the .cu files of custom/ops for the CPU, where a wrong kernel can be found before there is a GPU, and compares
-the operator with its reference; --sanitize does so with AddressSanitizer, then with ThreadSanitizer.
+Compiles the .cu files of custom/ops for the CPU, where a wrong kernel can be found before there is
+a GPU, and compares the operator with its reference; --sanitize does so with AddressSanitizer, then
+with ThreadSanitizer.
 """
 
 import sys
