@@ -1,5 +1,6 @@
 """Load a trained task from a checkpoint, for evaluate.py, the tools and notebooks."""
 
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -72,7 +73,8 @@ def load_trained(model_pt: str | Path, options: Sequence[str] = ()) -> Trained:
     """
     path = best_in(without_tilde(model_pt, "model_pt"))
     state = read_checkpoint(path)
-    resolved = parse(Config, options, stored=state["about"]["config"], origin=f"the config in {path}")
+    prog = Path(sys.argv[0]).name
+    resolved = parse(Config, options, prog=prog, stored=state["about"]["config"], origin=f"the config in {path}")
     for text in resolved.warnings:
         logger.warning("{}", text)
     config = resolved.config

@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Iterator
 from dataclasses import field
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import pytest
 from pydantic import Field, TypeAdapter
@@ -88,6 +88,9 @@ def test_anchors_and_merge_keys() -> None:
         ("none.yaml", ["none.yaml", "a.yaml:1", "is not a file"]),
         ("[b.yaml, 3]", ["$BASE", "3 is not a file"]),
         (".", ["is not a file", "a.yaml:1"]),
+        ("null", ["$BASE = null", "a.yaml:1", "must be a file, or a list of files"]),
+        ("{a: b}", ["must be a file, or a list of files"]),
+        ("${env:NOT_SET_HERE}/b.yaml", ["NOT_SET_HERE is not set", "a.yaml:1"]),
     ],
 )
 def test_bases_that_cannot_be(base: str, pieces: list[str]) -> None:
@@ -220,6 +223,7 @@ class Items:
     one: In | Pos | None = None
     several: list[In | Pos] = field(default_factory=list)
     numbers: dict[str, float] = field(default_factory=dict)
+    mode: Literal["auto", True, False] = "auto"
     ids: int | list[int] = 0
 
 
@@ -249,6 +253,10 @@ def test_sections_in_lists_and_mappings() -> None:
     assert (found.config.pair, found.config.by_name, found.config.one) == ((In(at=1),), {"a": In(at=2)}, In(at=3))
 
 
+def test_a_choice_of_text_and_other_values() -> None:
+    assert parse(Items, ["--config", write("a.yaml", "mode: true")]).config.mode is True
+
+
 def test_a_bug_in_a_rule_is_a_traceback() -> None:
     with pytest.raises(TypeError, match="a bug"):
         parse(Items, ["--config", write("a.yaml", "one: {x: 1}")])
@@ -257,3 +265,26 @@ def test_a_bug_in_a_rule_is_a_traceback() -> None:
 def test_debug_without_its_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(command_line, "PROJECT", tmp_path)
     assert "debug.yaml is not a file" in refusal("", "--debug")
+
+
+def test_bases_by_variable_and_many_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A base that several files share is read once."""
+    monkeypatch.setenv("BASES", "many")
+    write("many/f0.yaml", "name: far")
+    for at in range(1, 30):
+        write(f"many/f{at}.yaml", f"$BASE: [f{at - 1}.yaml, ./f{at - 1}.yaml]")
+    assert load("$BASE: ${env:BASES}/f29.yaml").config.name == "far"
+
+
+def test_a_long_list_without_an_alias() -> None:
+    assert len(load(f"val: {{x: [{'1,' * 100_001}]}}").values["val"]["x"]) == 100_001
+
+
+def test_a_section_that_stands_twice_can_be_replaced() -> None:
+    write("b.yaml", "optim: {eta_min: 0.5}\noptim: {lr: 2}\n")
+    assert load("$BASE: b.yaml\noptim: {$REPLACE: True, lr: 3}\n").config.optim.lr == 3
+
+
+def test_a_variable_that_is_not_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ODD", "\udcff")
+    assert "the environment variable ODD is not UTF-8" in refusal("name: ${env:ODD}")

@@ -124,7 +124,7 @@ WRONG: list[tuple[str, list[str]]] = [
         ["3 problems", "no key nope", "num_workers = -1", "optim.lrr"],
     ),
     ("model: {width: '${nope}', dropout: 2x}", ["2 problems", "no key nope", "model.dropout = '2x'"]),
-    ("$BASE: ${name}.yaml", ["$BASE", "${name}.yaml is not a file"]),
+    ("$BASE: ${name}.yaml", ["$BASE", "there is no key name"]),
 ]
 
 

@@ -130,11 +130,14 @@ def test_importing_a_file_again_is_no_duplicate(registry: Registry) -> None:
         ("import os\nfrom os import no_such_thing\n", ["boxes/bad_model.py:2", "ImportError"]),
         ("import json.no_such_thing\n", ["boxes/bad_model.py:1", "json.no_such_thing"]),
         ("x = 1\ny = x / 0\n", ["boxes/bad_model.py:2", "ZeroDivisionError"]),
-        ("x = 1\ndef f(:\n", ["boxes/bad_model.py", "SyntaxError", "line 2"]),
+        ("x = 1\ndef f(:\n", ["boxes/bad_model.py:2", "SyntaxError", "line 2"]),
+        ("import boxes.wrong\n", ["boxes/wrong.py:2", "SyntaxError"]),
+        ("raise ModuleNotFoundError('get it by hand')\n", ["boxes/bad_model.py:1", "get it by hand"]),
     ],
 )
 def test_a_file_that_does_not_import_is_named(registry: Registry, text: str, boxes: list[str]) -> None:
     """File and line in the message, and the type of the error."""
+    write("boxes/wrong.py", "x = 1\ndef f(:\n")
     write("boxes/bad_model.py", text)
     with pytest.raises(UserError) as caught:
         look(registry)

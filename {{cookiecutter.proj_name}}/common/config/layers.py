@@ -10,28 +10,48 @@ from pathlib import Path
 from typing import Any
 
 from common.base.files import PROJECT
-from common.config.problem import ABSENT, DEFAULT, ConfigError, Problem, did_you_mean, shown_path
+from common.config.problem import ABSENT, DEFAULT, ConfigError, Problem, did_you_mean, join, origin_of, shown_path
+from common.config.reading import Reader
 from common.config.schema import child, keys_of, metadata, section_of
 from common.config.source import Node, node_of, read_file
 
 
-def flatten(path: Path, origin: str | None = None, trail: tuple[Path, ...] = ()) -> dict[Path, Node]:
-    """Read a file and all its bases, each once, every base before the files built on it. `trail`: what led here."""
+def flatten(
+    path: Path,
+    origin: str | None = None,
+    trail: tuple[Path, ...] = (),
+    known: dict[Path, dict[Path, Node]] | None = None,
+) -> dict[Path, Node]:
+    """Read a file and all its bases, each once, every base before the files built on it.
+
+    Args:
+        trail: the files that led here.
+        known: what was returned for other files.
+    """
+    if known is None:
+        known = {}
+    if path in known:
+        return known[path]
     if path in trail:
         loop = " -> ".join(map(shown_path, (*trail, path)))
         raise ConfigError([Problem("$BASE", ABSENT, "the files have a circular $BASE", loop, origin)])
     body = read_file(path)
     given = body.value.pop("$BASE", Node([], DEFAULT))
-    if given.problem:
-        raise ConfigError([Problem("$BASE", ABSENT, given.problem, origin=given.origin)])
-    bases = given.value
+    reader = Reader(Node({"$BASE": given}, given.origin), dict[str, str | list[str]])
+    if reader.problems:
+        raise ConfigError(reader.problems)
+    bases = reader.values["$BASE"]
     if not isinstance(bases, list):
-        bases = [given]
+        bases = [bases]
     done: dict[Path, Node] = {}
-    for base in bases:
-        target = find_file("$BASE", str(base.value), path.parent, base.origin)
-        done |= flatten(target, base.origin, (*trail, path))
+    for number, base in enumerate(bases):
+        place = origin_of(join("$BASE", number), reader.origins)
+        if not isinstance(base, str):
+            raise ConfigError([Problem("$BASE", base, "must be a file, or a list of files", origin=place)])
+        target = find_file("$BASE", base, path.parent, place)
+        done |= flatten(target, place, (*trail, path), known)
     done[path] = body
+    known[path] = done
     return done
 
 
@@ -54,7 +74,9 @@ def merge(base: Node, over: Node, annotation: Any) -> Node:
     """
     if not isinstance(over.value, dict):
         return over
-    problem = over.problem or base.problem
+    problem = over.problem
+    if not over.replace:
+        problem = problem or base.problem
     entries: dict[str, Node] = {}
     if isinstance(base.value, dict) and not over.replace:
         entries = dict(base.value)

@@ -101,8 +101,10 @@ class Registry:
             if Path(step.filename) == file:
                 origin = f"{shown_path(file)}:{step.lineno}"
         missing = ""
-        if isinstance(error, ModuleNotFoundError):
-            missing = str(error.name).partition(".")[0]
+        if isinstance(error, SyntaxError) and error.filename:
+            origin = f"{shown_path(error.filename)}:{error.lineno}"
+        if isinstance(error, ModuleNotFoundError) and error.name:
+            missing = error.name.partition(".")[0]
         if missing and importlib.util.find_spec(missing) is None:  # not a module missing in an installed package
             self.left_out.append(f"{origin} needs {missing}, which is not installed, so the file is skipped")
             return

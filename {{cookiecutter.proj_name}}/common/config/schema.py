@@ -160,9 +160,10 @@ def only_text(annotation: Any) -> bool:
     """Return whether only text (or null) fits: then `007` and `true` stay text, as typed."""
     kinds = [kind for kind in members(annotation) if kind is not type(None)]
     for kind in kinds:
+        choices = [kind]
         if get_origin(kind) is Literal:
-            kind = type(get_args(kind)[0])
-        if not _is(kind, (str, Path)):
+            choices = [type(each) for each in get_args(kind) if each is not None]
+        if not all(_is(each, (str, Path)) for each in choices):
             return False
     return bool(kinds)
 

@@ -71,7 +71,7 @@ def scalar(text: str) -> Any:
 
 # --- files -------------------------------------------------------------------------------------------------------
 
-_LARGEST = 100_000  # values: thirty lines of aliases can stand for 10^9, which would take minutes
+_LARGEST = 100_000  # values more than letters: thirty lines of aliases can stand for 10^9, which would take minutes
 _MERGE, _PLAIN = "tag:yaml.org,2002:merge", "unquoted"
 
 
@@ -84,6 +84,7 @@ class _Loader(yaml.SafeLoader):
     def __init__(self, text: str, origin_at: Callable[[int], str]) -> None:
         super().__init__(text)
         self.origin_at = origin_at
+        self.largest = _LARGEST + len(text)
 
     def resolve(self, kind: Any, value: Any, implicit: Any) -> Any:
         if kind is yaml.ScalarNode and implicit[0]:
@@ -118,14 +119,14 @@ class _Loader(yaml.SafeLoader):
                 problem = f"this key is given twice, at {' and '.join(places)}"
             entries[key.value] = replace(value, origin=self._origin(key), problem=problem)  # the key's line
             size = self._checked(size + value.size, node)
-        flag = entries.pop("$REPLACE", Node("false", "")).value
+        flag = str(entries.pop("$REPLACE", Node("false", "")).value).lower()
         if flag not in ("true", "false"):
             raise yaml.MarkedYAMLError(problem="$REPLACE must be true or false", problem_mark=node.start_mark)
         return Node(entries, self._origin(node), replace=flag == "true", size=size)
 
     def _checked(self, size: int, node: yaml.Node) -> int:
-        if size > _LARGEST:
-            rule = f"this stands for more than {_LARGEST:,} values; use fewer aliases (*name)"
+        if size > self.largest:
+            rule = f"this stands for more than {self.largest:,} values; use fewer aliases (*name)"
             raise _error(rule, self._origin(node))
         return size
 

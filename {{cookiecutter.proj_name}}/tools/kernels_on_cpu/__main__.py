@@ -14,9 +14,11 @@ from custom.ops.compare import load
 
 def main(words: list[str]) -> int:
     """Compare. Returns the exit code."""
-    sanitize = words[-1:] == ["--sanitize"]
-    if sanitize:
-        words = words[:-1]
+    if "--help" in words:
+        print(__doc__)
+        return 0
+    sanitize = "--sanitize" in words
+    words = [word for word in words if word != "--sanitize"]
     _, module, _ = load(words, "tools.kernels_on_cpu [--sanitize]")
     folder = Path(str(module.__file__)).parent
     return run_on_cpu(folder, ["-m", "tools.kernels_on_cpu.compare", *words], sanitize)

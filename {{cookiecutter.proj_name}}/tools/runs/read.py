@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from operator import index
 from pathlib import Path
 from typing import Any
 
@@ -70,7 +71,7 @@ def read_run(folder: Path) -> RunFiles:
             run.problems.append(f"{file.name}: {error}")
             return otherwise
 
-    run.attempts = tried(paths.record_file, lambda file: json.loads(file.read_text())["attempts"], [])
+    run.attempts = tried(paths.record_file, read_attempts, [])
     config = paths.config_file
     if run.attempts:
         config = folder / run.attempts[-1]["config"]
@@ -83,6 +84,11 @@ def read_run(folder: Path) -> RunFiles:
         run.state = "killed"
     run.step = max([status.get("step") or 0, *(row["step"] for row in run.records)])
     return run
+
+
+def read_attempts(file: Path) -> list[dict[str, Any]]:
+    """Return the entries of run.json, each with its `config`."""
+    return [{**each, "config": str(each["config"])} for each in json.loads(file.read_text())["attempts"]]
 
 
 def leaves(config: Mapping[str, Any], above: str = "") -> dict[str, Any]:
@@ -106,6 +112,7 @@ def read_metrics(file: Path, on_problem: Callable[[str], None] = lambda text: No
     for line in file.read_text(errors="replace").split("\n")[:-1]:
         try:
             row = {"event": "", "step": 0, "values": {}, **json.loads(line)}
+            row["step"] = index(row["step"])
             row["values"] = {name: float(value) for name, value in row["values"].items()}
         except (ValueError, TypeError, AttributeError) as error:
             on_problem(f"{file.name}: {error}")
