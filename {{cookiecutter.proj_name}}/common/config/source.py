@@ -126,7 +126,7 @@ class _Loader(yaml.SafeLoader):
 
     def _checked(self, size: int, node: yaml.Node) -> int:
         if size > self.largest:
-            rule = f"this stands for more than {self.largest:,} values; use fewer aliases (*name)"
+            rule = f"this stands for more than {_LARGEST:,} values; use fewer aliases (*name)"
             raise _error(rule, self._origin(node))
         return size
 
