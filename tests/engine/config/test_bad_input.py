@@ -93,7 +93,7 @@ def test_no_mistake_hides_another(tmp_path: Path) -> None:
         "optim.lr_scheduler.tmax = 0 (mine.yaml:9)",
         "best.metric = 'Acuracy' (mine.yaml:10)", "did you mean Accuracy?",
         "model.type = 'ConvModle' (mine.yaml:11)", "did you mean ConvModel?",
-        "models/broken_model.py) cannot be imported: SyntaxError",
+        "models/broken_model.py:2) cannot be imported: SyntaxError",
         "models/half_model.py:1 needs no_such_thing, which is not installed, so the file is skipped",
     ):  # fmt: skip
         assert part in text, (part, done.stderr)
