@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from common.checkpoint.file import write_checkpoint
-from common.config import ConfigError, Resolved, dump, resolve
+from common.config import ConfigError, dump, resolve
 from common.failure.program import report_errors
 import evaluate
 import predict
@@ -89,40 +89,10 @@ def test_what_a_person_writes_is_not_a_record(old: Path, tmp_path: Path) -> None
         train.main(["--config", str(file)])
 
 
-OLD = {"type": "plateau", "lr_steps": [5], "lr_gamma": 0.1, "patience": 0, "threshold": 1e-4, "args": {}}
-
-
-def read(*words: str, **more: Any) -> Resolved[Config]:
-    """A config of a version in which the arguments of schedules were keys."""
-    return resolve(Config, [], words, stored={"optim": {"lr_scheduler": OLD}, **more})
-
-
-@pytest.mark.parametrize(
-    ("words", "args"),
-    [
-        ([], {"patience": 0}),
-        (["--optim.lr_scheduler.args.patience", "3"], {"patience": 3}),
-        (["--optim.lr_scheduler.type", "multistep"], {"lr_steps": [5]}),
-        (
-            ["--optim.lr_scheduler.type", "multistep", "--optim.lr_scheduler.args.lr_steps", "1,2"],
-            {"lr_steps": "1,2"},
-        ),
-    ],
-)
-def test_arguments_of_schedules_were_keys(words: list[str], args: Any) -> None:
-    """They are moved where the schedule takes them; what is typed comes first; the rest goes without a word."""
-    found = read(*words)
-    assert found.config.optim.lr_scheduler.args == args and not found.warnings
-
-
-@pytest.mark.parametrize("value", ["null", "7"])
-def test_arguments_that_are_none(value: str) -> None:
-    with pytest.raises(ConfigError, match=r"1 problem:\n +optim.lr_scheduler.args = "):
-        read("--optim.lr_scheduler.args", value)
-
-
-def test_stages_that_ended_by_the_patience_of_a_schedule() -> None:
-    own = {"until": "plateau", "optim": {"lr_scheduler": {"patience": 2}}}
-    found = read(stages=[{"until": "plateau"}, own, {}])
-    ends = [(stage["patience"], stage["threshold"]) for stage in found.values["stages"]]
-    assert ends == [(0, 1e-4), (2, 1e-4), (10, 1e-4)] and not found.warnings
+def test_arguments_of_schedules_were_keys() -> None:
+    """Those of before are named, not used; those of today are typed."""
+    old = {"type": "plateau", "patience": 0, "threshold": 0.1}
+    found = resolve(Config, [], ["--optim.lr_scheduler.args.patience", "3"], stored={"optim": {"lr_scheduler": old}})
+    assert found.config.optim.lr_scheduler.args == {"patience": 3}
+    assert "optim.lr_scheduler.patience = 0" in found.warnings[0]
+    assert "optim.lr_scheduler.threshold = 0.1" in found.warnings[0]

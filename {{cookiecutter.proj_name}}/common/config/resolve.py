@@ -16,13 +16,9 @@ from common.config.layers import find_file, flatten, merge, with_defaults
 from common.config.overrides import lay_over, read_options
 from common.config.problem import DEFAULT, RESERVED, ConfigError, Problem, join, origin_of, shorten, shown_path
 from common.config.reading import Reader
-from common.config.schema import items_of
 from common.config.source import Node, node_of, read_file
 
 T = TypeVar("T")
-
-_ARGUMENTS = {"lr_steps": [50, 80], "lr_gamma": 0.1, "patience": 10, "threshold": 1e-4}
-"""Keys of a schedule in earlier versions, with their defaults; now `args`."""
 
 
 @dataclass(frozen=True)
@@ -89,7 +85,6 @@ def _checked(schema: type[T], tree: Node, problems: Sequence[Problem], records: 
     """Read and check a tree. What was written in `records`, and is unknown today, is dropped."""
     reader = Reader(with_defaults(tree, schema), schema)
     values = reader.values
-    moved = _move_arguments(values, reader.origins, records)
     warning = ""
     while True:
         checker = Checker(schema, [*problems, *reader.problems], reader.origins)
@@ -103,9 +98,8 @@ def _checked(schema: type[T], tree: Node, problems: Sequence[Problem], records: 
             break
         values = kept
         for key, problem in unknown.items():
-            if key not in moved:
-                origin = origin_of(key, reader.origins)
-                warning += f"\n  {key} = {shorten(problem.value, 200)}  ({origin})"
+            origin = origin_of(key, reader.origins)
+            warning += f"\n  {key} = {shorten(problem.value, 200)}  ({origin})"
     if checker.problems:
         placed = []
         for problem in checker.problems:
@@ -129,40 +123,3 @@ def _without(value: Any, unknown: Collection[str], key: str = "") -> Any:
         if join(key, name) not in unknown:
             kept[name] = _without(item, unknown, join(key, name))
     return kept
-
-
-def _move_arguments(values: dict[str, Any], origins: dict[str, str], records: tuple[str, ...]) -> set[str]:
-    """Move the arguments of schedules, which were keys in `records`, to `args`, and to stages. Returns the new keys."""
-    moved = set()
-    places = {"": values}
-    for number, stage in items_of(values.get("stages")):
-        places[f"stages[{number}]."] = _below(stage)
-    ends: dict[str, Any] = {}  # of the run: when a stage that says `plateau` ends
-    for above, place in places.items():
-        key = f"{above}optim.lr_scheduler"
-        schedule = _below(place, "optim", "lr_scheduler")
-        old = {}
-        for name in _ARGUMENTS:
-            if name in schedule and origin_of(f"{key}.{name}", origins).startswith(records):
-                old[name] = schedule.pop(name)
-        args = schedule.get("args", {})
-        for name, value in old.items():
-            if isinstance(args, dict) and name not in args and (above or value != _ARGUMENTS[name]):
-                schedule["args"] = args = {**args, name: value}
-                moved.add(f"{key}.args.{name}")
-                origins[f"{key}.args.{name}"] = origin_of(f"{key}.{name}", origins)
-        old = {name: value for name, value in old.items() if name in ("patience", "threshold")}
-        if not above:
-            ends = old
-        elif place.get("until") == "plateau":
-            place.update({**ends, **old, **place})
-    return moved
-
-
-def _below(value: Any, *names: str) -> dict[str, Any]:
-    """Return the section below `value`; {} if there is none."""
-    for name in names:
-        value = _below(value).get(name)
-    if not isinstance(value, dict):
-        return {}
-    return value
