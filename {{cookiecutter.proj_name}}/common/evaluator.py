@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 from zlib import crc32
 
 import torch
@@ -26,6 +26,26 @@ from common.optim.precision import Precision
 from common.task import Task
 
 
+class Gallery(Protocol):
+    """The seat `gallery`: it draws samples. Without a part that takes it, nothing is drawn.
+
+    `begin` gives what collects the pictures of one pass over a set: `add(output, batch, indices)` after each batch, and
+    `finish()` on every process. `fixed`: the same samples are to be shown in every pass.
+    """
+
+    def begin(
+        self,
+        task: Any,
+        rank: Rank,
+        *,
+        fixed: bool = False,
+    ) -> Any: ...
+
+    def show(self, trainer: Any, split: str, result: SplitResult) -> None: ...
+
+    def save(self, folder: Path, result: SplitResult) -> None: ...
+
+
 @dataclass
 class EvaluationInterrupted(Exception):
     """Signal `number` arrived on some process, so all processes left the evaluation."""
@@ -42,8 +62,7 @@ class Evaluator:
     does not depend on evaluations.
 
     Args:
-        gallery: the seat of what draws samples (parts/pictures); None: no pictures. `begin` gives what collects the
-            pictures of a pass over a set, `show` and `save` get the result.
+        gallery: draws samples; None: no pictures.
         lockstep_forward: whether every forward pass needs all processes. A process with fewer batches then keeps
             computing, with the results discarded, until all are done.
         stop_signal: the number of the stop signal that this process received, 0 for none. An evaluation may take longer
@@ -56,7 +75,7 @@ class Evaluator:
     task: Task
     rank: Rank
     precision: Precision
-    gallery: Any = None
+    gallery: Gallery | None = None
     lockstep_forward: bool = False
     stop_signal: Callable[[], int] = lambda: 0
     after_sanity_check: list[Callable[[EvaluationLoader, Any, Any, Losses], object]] = field(default_factory=list)
@@ -218,7 +237,7 @@ class _Pass:
         self,
         task: Task,
         rank: Rank,
-        gallery: Any = None,
+        gallery: Gallery | None = None,
         *,
         fixed: bool = False,
     ) -> None:

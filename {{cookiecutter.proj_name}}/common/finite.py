@@ -1,9 +1,9 @@
 """Infinities and NaNs, found before they reach a checkpoint."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from loguru import logger
@@ -131,9 +131,33 @@ class ScaledSteps:
         return found
 
 
+class StepGuard(Protocol):
+    """The seat `guard` of an optimizer step: judges each update before the optimizer, in place of `LossCheck`.
+
+    Attributes:
+        may_be_new: a run may resume with a guard that its checkpoint knows nothing of.
+    """
+
+    may_be_new: bool
+
+    def begin(self) -> None: ...
+
+    def __call__(self, step: int, loss: Tensor) -> None: ...
+
+    def refuses(self, update: str, norm: Tensor, at: Position, scale_helps: Callable[[], bool]) -> bool: ...
+
+    def taken(self) -> None: ...
+
+    def saved(self, step: int) -> None: ...
+
+    def state_dict(self) -> dict[str, Any]: ...
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
+
+
 def step_check(
     config: Any, stream: TrainStream, saver: Saver, state: RunState, strategy: Any, monitor: Any
-) -> LossCheck | Any:
+) -> LossCheck | StepGuard | None:
     """Return what checks the losses of a stage with this `RunConfig`: a `LossCheck`, or None in debug mode.
 
     The guard of parts/bad_steps, in its place, judges each update before the optimizer, and is saved with the run.
@@ -141,7 +165,7 @@ def step_check(
     if config.debug.debug_mode:  # anomaly detection names the operation; with it, each step is logged, and so checked
         return None
     bad_steps = part("bad_steps", "guard")
-    guard = None
+    guard: StepGuard | None = None
     if bad_steps is not None:
         guard = bad_steps.build(config.optim, stream, saver, state, strategy, monitor)
     if guard is None:

@@ -19,7 +19,7 @@ from common.distributed import Rank, own_buffers, sum_over_ranks
 from common.distributed.buffers import buffers_unchanged
 from common.distributed.seed import random_state_unchanged
 from common.evaluation.loss import Losses
-from common.finite import LossCheck, ScaledSteps
+from common.finite import LossCheck, ScaledSteps, StepGuard
 from common.model import Strategy
 from common.model.freeze import warn_of_unused
 from common.model.strategy import warm_up_ddp
@@ -83,7 +83,7 @@ class OptimizerStep:
         stream: TrainStream,
         rank: Rank,
         meter: Meter,
-        check: LossCheck | Any,
+        check: LossCheck | StepGuard | None,
         scaled: ScaledSteps,
     ) -> None:
         self.config = config
@@ -102,7 +102,7 @@ class OptimizerStep:
         self.meter = meter
         self.check = check
         self.loss_check: LossCheck | None = None
-        self.guard: Any = None
+        self.guard: StepGuard | None = None
         if isinstance(check, LossCheck):
             self.loss_check = check
         else:

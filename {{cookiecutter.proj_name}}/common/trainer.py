@@ -22,7 +22,7 @@ from common.data.workers import stop_waiting_at
 from common.distributed import max_over_ranks, share_buffers
 from common.distributed.seed import mix, set_seed
 from common.evaluation.best import BestTracker
-from common.evaluator import EvaluationInterrupted, Evaluator
+from common.evaluator import EvaluationInterrupted, Evaluator, Gallery
 from common.failure.signals import StopSignals, exit_code
 from common.finite import ScaledSteps, are_finite, bad_loss, not_finite, step_check
 from common.model import Strategy, check_trained, prepare
@@ -97,7 +97,7 @@ class Trainer:
         self.strategy = prepare(self.task, settings, config.dist, built.precision, self.rank)
         precision = self.strategy.precision
         lockstep = self.strategy.lockstep_forward
-        gallery = fill("pictures", "gallery", None, config)
+        gallery: Gallery | None = fill("pictures", "gallery", None, config)
         self.evaluator = Evaluator(self.task, self.rank, precision, gallery, lockstep, lambda: self.stop_signals.signal)
         self.average = fill(AVERAGE, "average", Average(), config.optim, self.task)
         self.monitor.unit = self.task.unit
