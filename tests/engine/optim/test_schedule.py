@@ -299,7 +299,7 @@ def test_arguments_of_a_schedule_in_files_and_on_the_command_line(tmp_path: Path
         ("{type: torch.optim.lr_scheduler.StepLr}", ["lr_scheduler.type", "did you mean StepLR"]),
         (
             "{type: torch.optim.lr_scheduler.StepLR}",
-            ["lr_scheduler.type", "custom/<name>_schedule.py", "--list schedules"],
+            ["lr_scheduler.type", "custom/NAME_schedule.py", "--list schedules"],
         ),
         ("{type: torch.optim.Adam}", ["lr_scheduler.type", "function of the step"]),
         ("{type: halving, args: {evry: 3}}", ["args", "did you mean every"]),

@@ -74,8 +74,7 @@ def test_a_user_without_a_home(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_bytes_that_are_not_utf8(runs: Runs, words: list[bytes], variables: dict[str, bytes]) -> None:
     command = [sys.executable, "train.py", "--config", str(PROJECT / "tests" / "base.yaml"), *words]
     done = subprocess.run(command, cwd=PROJECT, env={**ENVIRONMENT, **variables}, capture_output=True, check=False)
-    said = b"lone leading surrogate" if variables else b"is not UTF-8"
-    assert done.returncode == 2 and said in done.stderr, done.stderr
+    assert done.returncode == 2 and b"is not UTF-8" in done.stderr, done.stderr
 
 
 @pytest.mark.parametrize(

@@ -87,7 +87,7 @@ def needs(name: str) -> str:
 def refuse_absent(saved: Mapping[str, Any]) -> None:
     """Raise `UserError` if a checkpoint needs a part that this project does not have, for its state or its groups."""
     held = dict(saved)
-    for group in saved["about"]["config"]["optim"]["groups"]:
+    for group in saved["about"]["config"]["optim"].get("groups", ()):
         if group.get("optim_type") or group.get("args") or group.get("ndim"):
             held["optimizers"] = group
     for name in KEYS.values():
