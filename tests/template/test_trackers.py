@@ -106,7 +106,7 @@ def test_mlflow_on_the_disk(render: Render, python: Path, tmp_path: Path) -> Non
         steps = [step for step, _ in points[f"{event}/loss"]]
         assert len(steps) == len(set(steps))
         assert steps[-1] == 38
-    assert {"speed/memory_bytes", "lr/lr", "val/Accuracy"} <= points.keys()
+    assert {"speed/memory_bytes", "train/lr", "val/Accuracy"} <= points.keys()
     assert "train/CrossEntropyLoss" not in points
     assert {"run/config.txt", "run/environment.txt", "run/model.txt"} <= set(files)
     assert any(file.endswith(".png") for file in files)
@@ -185,11 +185,11 @@ def test_tensorboard_in_a_browser(board: str, tmp_path: Path) -> None:
     cards = re.findall(r'<(scalar|image|histogram)-card |title="([^" ]+/[^" ]+)"', first)
     assert {kind for kind, _ in cards} <= {"scalar", ""}
     assert [tag for _, tag in cards if tag] == [
-        "Train/grad_norm", "Train/loss", "Val/Accuracy", "Val/ConfusionMatrix.balanced_accuracy",
+        "Train/grad_norm", "Train/loss", "Train/lr", "Val/Accuracy", "Val/ConfusionMatrix.balanced_accuracy",
         "Val/ConfusionMatrix.macro_f1", "Val/loss",
     ]  # fmt: skip
     groups = re.findall(r'class="group-title[^>]*>\s*(?:<[^>]*>\s*)*([\w ]+?)\s*<', first)
-    assert groups == ["Pinned", "Train", "Val", "best", "eval", "lr", "speed", "view"]
+    assert groups == ["Pinned", "Train", "Val", "best", "eval", "speed", "view"]
     assert sorted(json.loads(get(board, "/data/runs"))) == ["fast/event", "slow/event"]
     texts = json.loads(get(board, "/data/plugin/text/tags"))
     assert texts["fast/event"] == [f"run/{name}/text_summary" for name in ("config", "environment", "model")]

@@ -96,7 +96,10 @@ def run_compilers(commands: list[list[str]]) -> None:
     def run(command: list[str]) -> None:
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode != 0:
-            raise BuildError(done.stderr + done.stdout)
+            hint = ""
+            if "nvcc" in command[0]:
+                hint = "FORCE_CUDA=0 builds the rest without CUDA."
+            raise BuildError(done.stderr + done.stdout + hint)
         print(done.stderr, end="", file=sys.stderr)
 
     with ThreadPoolExecutor(max_workers=available_cores()) as pool:
