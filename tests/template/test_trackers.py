@@ -148,11 +148,12 @@ def board(render: Render, tmp_path: Path) -> Iterator[str]:
     address = f"http://127.0.0.1:{port}"
     try:
         end = time.monotonic() + 120
-        while time.monotonic() < end:
-            with suppress(OSError):
-                if all(name in get(address, "/data/plugin/images/tags") for name in ("fast", "slow", "view/eval/Con")):
-                    break
+        tags = ""
+        while not all(name in tags for name in ("fast", "slow", "view/eval")):
+            assert time.monotonic() < end, f"TensorBoard knows only {tags}"
             time.sleep(0.3)
+            with suppress(OSError):
+                tags = get(address, "/data/plugin/images/tags")
         yield address
     finally:
         process.terminate()
