@@ -80,7 +80,7 @@ def test_nothing_left_speaks_of_what_is_gone(render: Render, name: str) -> None:
             text = LIST.sub("", text)
         if path.endswith(".py"):
             problems += [f"{path} imports {each}" for each in imported(ast.parse(text)) & modules]
-        names = [each for each in gone if re.search(rf"(?<![\w/.]){re.escape(each)}\b", text)]
+        names = [each for each in gone if each in text and re.search(rf"(?<![\w/.]){re.escape(each)}\b", text)]
         names += {each for each in re.findall(r"\btools\.\w+", text) if each in tools}
         problems += [f"{path} names {each}" for each in names if not each.endswith("__init__.py")]
         if path.endswith(".md"):
