@@ -1,14 +1,17 @@
 """A config as text for people: `--help`, `--print-config`, and the lines of configs/default.yaml."""
 
+import ast
+import inspect
 import textwrap
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from functools import cache
+from itertools import pairwise
 from typing import Any, Literal, get_args, get_origin
-
-from pydantic.fields import FieldInfo
 
 from common.config import ABSENT, dump
 from common.config.problem import join, origin_of
-from common.config.schema import members, metadata, section_of, walk
+from common.config.schema import Key, members, section_of, walk
 
 WIDTH = 120
 _COLUMN = 36  # where comments begin
@@ -45,7 +48,7 @@ def help_text(schema: type, prog: str, default: str) -> str:
     """List the options, and every key with its default and its meaning, wrapped to the width of the terminal."""
     lines = [_USAGE.format(prog=prog, default=default)]
     for dotted, key in walk(schema):
-        meaning = describe(key.annotation)
+        meaning = describe(dotted, key)
         if section_of(key.annotation) is not None:
             lines += ["", *textwrap.wrap(f"{dotted}: {meaning}", WIDTH)]
             continue
@@ -59,16 +62,27 @@ def help_text(schema: type, prog: str, default: str) -> str:
     return "\n".join(lines)
 
 
-def describe(annotation: Any) -> str:
-    """Return the description of a field, or the first paragraph of a section's docstring."""
-    text = ""
-    for item in metadata(annotation):
-        if isinstance(item, FieldInfo):
-            text += item.description or ""
-    section = section_of(annotation)
+def describe(dotted: str, key: Key) -> str:
+    """Return the docstring below a field, or the first paragraph of a section's docstring."""
+    text = meanings(key.section).get(dotted.rpartition(".")[2], "")
+    section = section_of(key.annotation)
     if not text and section is not None:
         text = (section.__doc__ or "").partition("\n\n")[0]
     return " ".join(text.split())
+
+
+@cache
+def meanings(schema: type) -> dict[str, str]:
+    """Return the docstrings below the fields of a section and of its bases, by field."""
+    found = {}
+    for base in reversed(schema.__mro__):
+        with suppress(OSError, TypeError):  # a class without source
+            tree: Any = ast.parse(textwrap.dedent(inspect.getsource(base))).body[0]
+            for pair in pairwise(tree.body):
+                match pair:
+                    case ast.AnnAssign(ast.Name(name)), ast.Expr(ast.Constant(str(text))):
+                        found[name] = text.strip()
+    return found
 
 
 def _choices(annotation: Any) -> list[str]:

@@ -8,9 +8,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
-
-from pydantic import Field
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 from common.base.files import PROJECT, without_tilde
 from common.config import Resolved, option_value, section
@@ -29,8 +27,10 @@ if TYPE_CHECKING:
 class EvalConfig(Config):
     """The settings of `evaluate.py`: a training config, and which checkpoint to evaluate on which split."""
 
-    model_pt: Annotated[str | None, Field(description="checkpoint, or the folder of a run: its best; required")] = None
-    split: Annotated[Literal["train", "val", "eval"], Field(description="split to evaluate on")] = "eval"
+    model_pt: str | None = None
+    """checkpoint, or the folder of a run: its best; required"""
+    split: Literal["train", "val", "eval"] = "eval"
+    """split to evaluate on"""
 
 
 def run(main: Callable[[list[str]], int]) -> NoReturn:

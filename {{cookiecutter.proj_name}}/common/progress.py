@@ -139,24 +139,28 @@ class ProgressConfig:
     Everything that is not "never" also happens after the last step (log lines in the chosen epochs only).
     """
 
-    start_epoch: Annotated[
-        int,
-        Field(ge=-1, le=0, description="with resume: -1 continues where the checkpoint stopped, 0 takes only weights"),
-    ] = -1
-    epoch: Annotated[int | None, Field(ge=1, description="epochs to train; null: max_steps alone decides")] = 40
-    max_steps: Annotated[int | None, Field(ge=1, description="optimizer steps to train; null: epoch alone decides")] = (
-        None
-    )
-    log_every: Annotated[StepInterval, Field(description="log line and scalars; steps, one epoch at most")] = 50
-    train_metric: Annotated[bool, Field(description="log the metrics of the last step's batch")] = False
-    epoch_val: Annotated[EpochInterval, Field(description="validation; epochs")] = 1
-    init_eval: Annotated[bool, Field(description="evaluate before the first step")] = False
-    epoch_eval: Annotated[EpochInterval, Field(description="evaluation on dataset.eval; epochs")] = 10
-    save_time: Annotated[
-        float | None, Field(description="save latest.pt after this many seconds; -1 or null: never")
-    ] = 1800.0
-    epoch_save_latest: Annotated[EpochInterval, Field(description="save latest.pt; epochs")] = 1
-    epoch_save_checkpoint: Annotated[EpochInterval, Field(description="save a numbered checkpoint; epochs")] = 10
+    start_epoch: Annotated[int, Field(ge=-1, le=0)] = -1
+    """with resume: -1 continues where the checkpoint stopped, 0 takes only weights"""
+    epoch: Annotated[int | None, Field(ge=1)] = 40
+    """epochs to train; null: max_steps alone decides"""
+    max_steps: Annotated[int | None, Field(ge=1)] = None
+    """optimizer steps to train; null: epoch alone decides"""
+    log_every: StepInterval = 50
+    """log line and scalars; steps, one epoch at most"""
+    train_metric: bool = False
+    """log the metrics of the last step's batch"""
+    epoch_val: EpochInterval = 1
+    """validation; epochs"""
+    init_eval: bool = False
+    """evaluate before the first step"""
+    epoch_eval: EpochInterval = 10
+    """evaluation on dataset.eval; epochs"""
+    save_time: float | None = 1800.0
+    """save latest.pt after this many seconds; -1 or null: never"""
+    epoch_save_latest: EpochInterval = 1
+    """save latest.pt; epochs"""
+    epoch_save_checkpoint: EpochInterval = 10
+    """save a numbered checkpoint; epochs"""
 
     def problems(self) -> Iterator[Problem]:
         """A run without an end."""

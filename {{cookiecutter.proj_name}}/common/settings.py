@@ -28,24 +28,10 @@ from common.optim.precision import PrecisionConfig
 from common.progress import ProgressConfig
 from common.run.paths import DirConfig
 
-TaskSection = Annotated[
-    dict[str, Any],
-    Registered(TASK_REGISTRY),
-    Field(description="type names a task (see --list); other keys are its arguments"),
-]
-ModelSection = Annotated[
-    dict[str, Any],
-    Registered(MODEL_REGISTRY),
-    Field(description="type names a model (see --list); other keys are its arguments"),
-]
-LossSection = Annotated[
-    dict[str, Any] | None,
-    LossSections(),
-    Field(description="name: {weight, inputs, type (default: the name), arguments}; the weighted sum is minimised"),
-]
-MetricSection = Annotated[
-    dict[str, Any], MetricSections(), Field(description="name: {type (default: the name), arguments}")
-]
+TaskSection = Annotated[dict[str, Any], Registered(TASK_REGISTRY)]
+ModelSection = Annotated[dict[str, Any], Registered(MODEL_REGISTRY)]
+LossSection = Annotated[dict[str, Any] | None, LossSections()]
+MetricSection = Annotated[dict[str, Any], MetricSections()]
 
 
 def default(**values: Any) -> Any:
@@ -63,8 +49,10 @@ def _devices(value: Any) -> Any:
 class DebugConfig:
     """Debugging aids. `--debug` sets these and more, see configs/debug.yaml."""
 
-    debug_mode: Annotated[bool, Field(description="anomaly detection: the operation that gave a NaN is named")] = False
-    max_samples: Annotated[int, Field(ge=0, description="use only the first n samples of each split; 0: all")] = 0
+    debug_mode: bool = False
+    """anomaly detection: the operation that gave a NaN is named"""
+    max_samples: Annotated[int, Field(ge=0)] = 0
+    """use only the first n samples of each split; 0: all"""
 
 
 if not TYPE_CHECKING:  # to the type checker, the core does not have the keys of parts
@@ -75,29 +63,31 @@ if not TYPE_CHECKING:  # to the type checker, the core does not have the keys of
 class RunConfig:
     """All settings that the engine reads."""
 
-    name: Annotated[str, Field(min_length=1, description="name of the run and of its folder")] = "default"
-    resume: Annotated[
-        str | None, Field(description="checkpoint file, run folder, or auto: this run's newest checkpoint, if any")
-    ] = None
-    allow_changes: Annotated[
-        bool, Field(description="with resume: accept changes of keys that affect what is trained")
-    ] = False
-    gpu_ids: Annotated[
-        int | list[int] | Literal["all", "mps"],
-        BeforeValidator(_devices),
-        Field(description="-1: CPU; one or more GPUs, or all: one process each; mps: the GPU of a Mac"),
-    ] = -1
-    batch_size: Annotated[int, Field(ge=1, description="samples per process and forward pass")] = 64
-    num_workers: Annotated[int, Field(ge=0, description="loader workers per process; 0: read without workers")] = 0
+    name: Annotated[str, Field(min_length=1)] = "default"
+    """name of the run and of its folder"""
+    resume: str | None = None
+    """checkpoint file, run folder, or auto: this run's newest checkpoint, if any"""
+    allow_changes: bool = False
+    """with resume: accept changes of keys that affect what is trained"""
+    gpu_ids: Annotated[int | list[int] | Literal["all", "mps"], BeforeValidator(_devices)] = -1
+    """-1: CPU; one or more GPUs, or all: one process each; mps: the GPU of a Mac"""
+    batch_size: Annotated[int, Field(ge=1)] = 64
+    """samples per process and forward pass"""
+    num_workers: Annotated[int, Field(ge=0)] = 0
+    """loader workers per process; 0: read without workers"""
     dir: DirConfig = field(default_factory=DirConfig)
     dist: DistConfig = field(default_factory=DistConfig)
     debug: DebugConfig = field(default_factory=DebugConfig)
     dataset: SplitsConfig = field(default_factory=SplitsConfig)
     loader: LoaderConfig = field(default_factory=LoaderConfig)
     task: TaskSection = field(default_factory=dict)
+    """type names a task (see --list); other keys are its arguments"""
     model: ModelSection = field(default_factory=dict)
+    """type names a model (see --list); other keys are its arguments"""
     loss: LossSection = field(default_factory=dict)
+    """name: {weight, inputs, type (default: the name), arguments}; the weighted sum is minimised"""
     metric: MetricSection = field(default_factory=dict)
+    """name: {type (default: the name), arguments}"""
     optim: OptimConfig = field(default_factory=OptimConfig)
     precision: PrecisionConfig = field(default_factory=PrecisionConfig)
     prepare: PrepareConfig = field(default_factory=PrepareConfig)
@@ -106,9 +96,8 @@ class RunConfig:
     early_stop: EarlyStopConfig = field(default_factory=EarlyStopConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     init_from: InitConfig = field(default_factory=InitConfig)
-    plugins: Annotated[
-        list[str], Field(description="module:function, each called with the trainer before training starts")
-    ] = field(default_factory=list)
+    plugins: list[str] = field(default_factory=list)
+    """module:function, each called with the trainer before training starts"""
     monitor: MonitorConfig = field(default_factory=MonitorConfig)
 
     def problems(self) -> Iterator[Problem]:

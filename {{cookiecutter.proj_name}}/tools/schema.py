@@ -31,7 +31,7 @@ from common.evaluation.loss import LossSections
 from common.evaluation.metric import MetricSections
 from common.progress import INTERVAL, IntervalIn
 from common.run.paths import PROJECT
-from cli.config_text import WIDTH, describe, with_comment, yaml_rows
+from cli.config_text import WIDTH, describe, meanings, with_comment, yaml_rows
 from cli.program import EvalConfig
 from custom.config import Config
 
@@ -64,13 +64,13 @@ def commented_yaml(schema: type, defaults: Any, header: str) -> str:
     The keys of parts are left out: their pages list them.
     """
     lines = [*(f"# {line}" for line in header.splitlines()), ""]
-    annotations = {dotted: key.annotation for dotted, key in walk(schema)}
+    keys = dict(walk(schema))
     for dotted, line, is_section in yaml_rows(to_jsonable_python(defaults)):
         if part_of(dotted) is not None:
             continue
         meaning = ""
-        if dotted in annotations:
-            meaning = describe(annotations[dotted])
+        if dotted in keys:
+            meaning = describe(dotted, keys[dotted])
         if not is_section:
             lines += with_comment(line, meaning)
             continue
@@ -104,6 +104,8 @@ class _ForEditors(GenerateJsonSchema):
         rule = super().dataclass_schema(schema)
         del rule["title"]
         rule.pop("required", None)
+        for name, text in meanings(schema["cls"]).items():
+            rule["properties"][name]["description"] = text
         rule["properties"]["$REPLACE"] = _REPLACE
         return rule
 

@@ -95,7 +95,7 @@ def test_a_key_of_ones_own(tmp_path: Path) -> None:
     section = (
         "@section\nclass MixConfig:\n"
         '    """Blending of pairs of images."""\n\n'
-        '    alpha: Annotated[float, Field(ge=0, description="how strongly; 0: off")] = 0.0\n\n\n'
+        '    alpha: Annotated[float, Field(ge=0)] = 0.0\n    """how strongly; 0: off"""\n\n\n'
     )
     head = "from dataclasses import field\n"
     text = text.replace(head, f"{head}from typing import Annotated\n\nfrom pydantic import Field\n", 1)

@@ -4,12 +4,11 @@ from collections.abc import Callable, Iterator
 from copy import deepcopy
 from dataclasses import field
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import pytest
 import torch
 from loguru import logger
-from pydantic import Field
 from torch import Tensor, nn
 
 from common.base.errors import UserError
@@ -41,7 +40,8 @@ TABLE = {
 class Root:
     """The section under test."""
 
-    optim: Annotated[OptimConfig, Field(description="how weights change")] = field(default_factory=OptimConfig)
+    optim: OptimConfig = field(default_factory=OptimConfig)
+    """how weights change"""
 
 
 @pytest.fixture

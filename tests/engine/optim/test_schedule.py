@@ -4,11 +4,10 @@ import math
 from collections.abc import Callable
 from dataclasses import field
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import pytest
 import torch
-from pydantic import Field
 from torch.optim import SGD, AdamW, Optimizer, lr_scheduler
 
 from common.base.errors import UserError
@@ -25,7 +24,8 @@ BASE = 0.5
 class Root:
     """The section under test."""
 
-    optim: Annotated[OptimConfig, Field(description="how weights change")] = field(default_factory=OptimConfig)
+    optim: OptimConfig = field(default_factory=OptimConfig)
+    """how weights change"""
 
 
 def an_optimizer(cls: Callable[..., Optimizer] = SGD, **arguments: Any) -> Optimizer:

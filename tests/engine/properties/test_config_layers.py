@@ -7,12 +7,11 @@ from dataclasses import field
 from functools import reduce
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Annotated, Any
+from typing import Any
 
 import pytest
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
-from pydantic import Field
 
 from common.base.nested import flat
 from common.config import ConfigError, dump, overlaid, resolve, section
@@ -29,23 +28,34 @@ from custom.config import Config
 class Inner:
     """A section below another."""
 
-    count: Annotated[int, Field(description="whole")] = 1
-    rate: Annotated[float, Field(description="any number")] = 0.5
-    text: Annotated[str, Field(description="text")] = "plain"
-    maybe: Annotated[int | None, Field(description="a number or none")] = None
-    flag: Annotated[bool, Field(description="yes or no")] = False
-    sizes: Annotated[list[int], Field(description="numbers")] = field(default_factory=lambda: [1, 2])
+    count: int = 1
+    """whole"""
+    rate: float = 0.5
+    """any number"""
+    text: str = "plain"
+    """text"""
+    maybe: int | None = None
+    """a number or none"""
+    flag: bool = False
+    """yes or no"""
+    sizes: list[int] = field(default_factory=lambda: [1, 2])
+    """numbers"""
 
 
 @section
 class Root:
     """The whole."""
 
-    width: Annotated[int, Field(description="whole")] = 8
-    label: Annotated[str, Field(description="text")] = "run"
-    first: Annotated[Inner, Field(description="a section")] = field(default_factory=Inner)
-    second: Annotated[Inner, Field(description="a section")] = field(default_factory=Inner)
-    free: Annotated[dict[str, Any], Field(description="anything")] = field(default_factory=dict)
+    width: int = 8
+    """whole"""
+    label: str = "run"
+    """text"""
+    first: Inner = field(default_factory=Inner)
+    """a section"""
+    second: Inner = field(default_factory=Inner)
+    """a section"""
+    free: dict[str, Any] = field(default_factory=dict)
+    """anything"""
 
 
 TEXT = st.text(st.characters(codec="utf-8", exclude_categories=("Cs",)), max_size=10)

@@ -26,9 +26,12 @@ from common.distributed.collectives import is_sharded, local, whole
 class CheckpointConfig:
     """How checkpoints are written and kept. When they are written is in `progress`."""
 
-    keep: Annotated[int, Field(ge=0, description="numbered checkpoints to keep, the newest ones; 0: all")] = 3
-    background: Annotated[bool, Field(description="write during training, from a copy in host memory (rank 0)")] = True
-    failures: Annotated[int, Field(ge=1, description="failed saves in a row (full disk, ...) that end the run")] = 3
+    keep: Annotated[int, Field(ge=0)] = 3
+    """numbered checkpoints to keep, the newest ones; 0: all"""
+    background: bool = True
+    """write during training, from a copy in host memory (rank 0)"""
+    failures: Annotated[int, Field(ge=1)] = 3
+    """failed saves in a row (full disk, ...) that end the run"""
 
 
 if not TYPE_CHECKING:  # to the type checker, the core does not have the keys of parts

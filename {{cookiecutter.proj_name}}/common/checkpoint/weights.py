@@ -6,12 +6,11 @@ from dataclasses import field
 from fnmatch import fnmatchcase
 from http.client import HTTPException
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 from zlib import crc32
 
 import torch
 from loguru import logger
-from pydantic import Field
 from torch import Tensor, nn
 
 from common.base.errors import UserError
@@ -29,16 +28,16 @@ from common.distributed import Rank, main_first
 class InitConfig:
     """Weights that a new run starts from. Not a resume: everything else starts from its beginning."""
 
-    path: Annotated[str | None, Field(description="checkpoint, file of weights, or URL; null: none")] = None
-    prefix: Annotated[
-        str, Field(description='take only keys with this prefix, without it: "backbone.", "state_dict.module."')
-    ] = ""
-    rename: Annotated[
-        list[list[str]],
-        Field(description="[pattern, replacement] pairs (regular expressions), applied to keys in order"),
-    ] = field(default_factory=list)
-    exclude: Annotated[list[str], Field(description='keys to skip, as in "head.*"')] = field(default_factory=list)
-    strict: Annotated[bool, Field(description="keys that do not match are an error; false: load what fits")] = True
+    path: str | None = None
+    """checkpoint, file of weights, or URL; null: none"""
+    prefix: str = ""
+    """take only keys with this prefix, without it: "backbone.", "state_dict.module." """
+    rename: list[list[str]] = field(default_factory=list)
+    """[pattern, replacement] pairs (regular expressions), applied to keys in order"""
+    exclude: list[str] = field(default_factory=list)
+    """keys to skip, as in "head.*" """
+    strict: bool = True
+    """keys that do not match are an error; false: load what fits"""
 
 
 def load_weights(model: nn.Module, weights: State, source: str, left_out: Collection[str] = ()) -> None:

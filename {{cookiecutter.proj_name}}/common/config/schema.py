@@ -33,6 +33,7 @@ def section(cls: type[T]) -> type[T]:
 class Key(NamedTuple):
     """One field of a section. `default` is plain data; ABSENT if the field is required."""
 
+    section: type
     annotation: Any
     default: Any
     adapter: TypeAdapter[Any]
@@ -51,7 +52,7 @@ def keys_of(schema: type) -> dict[str, Key]:
         elif field.default_factory is not missing:
             default = to_jsonable_python(field.default_factory())
         annotation = hints[field.name]
-        keys[field.name] = Key(annotation, default, adapter_of(annotation))
+        keys[field.name] = Key(schema, annotation, default, adapter_of(annotation))
     return keys
 
 

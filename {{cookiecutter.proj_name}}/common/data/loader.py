@@ -30,25 +30,18 @@ _SHOWN = 8  # sample numbers in a message
 class LoaderConfig:
     """How batches are read, for every split."""
 
-    collate: Annotated[
-        str | dict[str, Any] | None,
-        Registered(COLLATE_REGISTRY),
-        Field(
-            description="name or module:function, or {type, arguments}; null: the dataset's own, or PyTorch's default"
-        ),
-    ] = None
-    order: Annotated[
-        dict[str, Any],
-        Registered(ORDER_REGISTRY),
-        Field(description="train: order of an epoch's samples: see --list order"),
-    ] = field(default_factory=lambda: {"type": "shuffle"})
-    drop_last: Annotated[bool, Field(description="train: leave out an epoch's last step if it is not full")] = False
-    start_method: Annotated[
-        Literal["fork", "spawn", "forkserver"] | None,
-        Field(description="how workers start; null: Python's default; spawn, forkserver: for datasets that use CUDA"),
-    ] = None
-    prefetch: Annotated[int, Field(ge=1, description="batches each worker reads ahead")] = 2
-    timeout: Annotated[int, Field(ge=0, description="seconds to wait for a worker's batch; 0: no limit")] = 0
+    collate: Annotated[str | dict[str, Any] | None, Registered(COLLATE_REGISTRY)] = None
+    """name or module:function, or {type, arguments}; null: the dataset's own, or PyTorch's default"""
+    order: Annotated[dict[str, Any], Registered(ORDER_REGISTRY)] = field(default_factory=lambda: {"type": "shuffle"})
+    """train: order of an epoch's samples: see --list order"""
+    drop_last: bool = False
+    """train: leave out an epoch's last step if it is not full"""
+    start_method: Literal["fork", "spawn", "forkserver"] | None = None
+    """how workers start; null: Python's default; spawn, forkserver: for datasets that use CUDA"""
+    prefetch: Annotated[int, Field(ge=1)] = 2
+    """batches each worker reads ahead"""
+    timeout: Annotated[int, Field(ge=0)] = 0
+    """seconds to wait for a worker's batch; 0: no limit"""
 
 
 class _Keys:

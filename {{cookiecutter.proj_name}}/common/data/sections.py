@@ -6,8 +6,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import Field
-
 from common.base.errors import UserError, error_context
 from common.config import ABSENT, Problem, section
 from common.config.arguments import is_foreign
@@ -157,17 +155,9 @@ class SetSection:
                 yield Problem(f"{below}.key", name, "must be the name of a field of a sample, or null for all of it")
 
 
-TrainSection = Annotated[dict[str, Any], SetSection(OWN), Field(description="training data")]
-ValSection = Annotated[
-    dict[str, Any] | None,
-    SetSection(OWN, by_name=True),
-    Field(description="validation data, which choose the best checkpoint; null: none; several: name: {type: ...}"),
-]
-EvalSection = Annotated[
-    dict[str, Any] | None,
-    SetSection(OWN, by_name=True),
-    Field(description="evaluation data, for the reported numbers; null: none; several: name: {type: ...}"),
-]
+TrainSection = Annotated[dict[str, Any], SetSection(OWN)]
+ValSection = Annotated[dict[str, Any] | None, SetSection(OWN, by_name=True)]
+EvalSection = Annotated[dict[str, Any] | None, SetSection(OWN, by_name=True)]
 
 
 @section
@@ -175,5 +165,8 @@ class SplitsConfig:
     """The datasets of a run. Which they are by default is in the project's own package."""
 
     train: TrainSection = field(default_factory=dict)
+    """training data"""
     val: ValSection = None
+    """validation data, which choose the best checkpoint; null: none; several: name: {type: ...}"""
     eval: EvalSection = None
+    """evaluation data, for the reported numbers; null: none; several: name: {type: ...}"""

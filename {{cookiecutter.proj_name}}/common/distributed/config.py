@@ -12,30 +12,30 @@ from common.config import section
 class DistConfig:
     """Processes and randomness."""
 
-    random_seed: Annotated[
-        int | None, Field(ge=0, lt=2**63, description="global seed; null: a random one, which is recorded")
-    ] = 42
-    deterministic: Annotated[
-        Literal["off", "warn", "strict"],
-        Field(description="strict: an operator without a deterministic version is an error; warn: a warning"),
-    ] = "off"
-    cudnn_benchmark: Annotated[bool, Field(description="let cuDNN time its algorithms; for fixed input sizes")] = False
-    launcher: Annotated[
-        Literal["auto", "none", "spawn", "torchrun", "slurm", "mpi"],
-        Field(description="launcher whose environment variables to read; auto: detect; none: one process"),
-    ] = "auto"
-    processes: Annotated[int | None, Field(ge=1, description="processes on this host; null: one per device")] = None
-    distributed_backend: Annotated[
-        Literal["auto", "nccl", "gloo"], Field(description="auto: nccl on CUDA, gloo on CPU")
-    ] = "auto"
-    timeout: Annotated[int, Field(ge=1, description="seconds to wait for other processes, also at startup")] = 600
-    find_unused_parameters: Annotated[bool, Field(description="DDP: allow parameters that get no gradient")] = False
-    static_graph: Annotated[bool, Field(description="DDP: assume that the graph never changes")] = False
-    bucket_mb: Annotated[float, Field(gt=0, description="DDP: size of a gradient bucket in MB")] = 25.0
-    broadcast_buffers: Annotated[
-        bool, Field(description="train with rank 0's buffers (batch norm statistics), except own_buffers")
-    ] = True
-    sync_bn: Annotated[bool, Field(description="batch norm statistics over all processes (CUDA only)")] = False
+    random_seed: Annotated[int | None, Field(ge=0, lt=2**63)] = 42
+    """global seed; null: a random one, which is recorded"""
+    deterministic: Literal["off", "warn", "strict"] = "off"
+    """strict: an operator without a deterministic version is an error; warn: a warning"""
+    cudnn_benchmark: bool = False
+    """let cuDNN time its algorithms; for fixed input sizes"""
+    launcher: Literal["auto", "none", "spawn", "torchrun", "slurm", "mpi"] = "auto"
+    """launcher whose environment variables to read; auto: detect; none: one process"""
+    processes: Annotated[int | None, Field(ge=1)] = None
+    """processes on this host; null: one per device"""
+    distributed_backend: Literal["auto", "nccl", "gloo"] = "auto"
+    """auto: nccl on CUDA, gloo on CPU"""
+    timeout: Annotated[int, Field(ge=1)] = 600
+    """seconds to wait for other processes, also at startup"""
+    find_unused_parameters: bool = False
+    """DDP: allow parameters that get no gradient"""
+    static_graph: bool = False
+    """DDP: assume that the graph never changes"""
+    bucket_mb: Annotated[float, Field(gt=0)] = 25.0
+    """DDP: size of a gradient bucket in MB"""
+    broadcast_buffers: bool = True
+    """train with rank 0's buffers (batch norm statistics), except own_buffers"""
+    sync_bn: bool = False
+    """batch norm statistics over all processes (CUDA only)"""
 
     @property
     def is_fixed(self) -> bool:

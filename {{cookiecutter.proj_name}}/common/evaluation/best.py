@@ -25,21 +25,24 @@ Mode = Literal["min", "max"]
 class BestConfig:
     """Which validation result makes a checkpoint the best one."""
 
-    metric: Annotated[str, Field(description="loss, or the name of a loss or metric")] = "loss"
-    mode: Annotated[
-        Literal["auto", "min", "max"],
-        Field(description="whether lower (min) or higher (max) is better; auto: as the loss or metric says"),
-    ] = "auto"
-    min_delta: Annotated[float, Field(ge=0, description="how much better a value must be to count as better")] = 0.0
+    metric: str = "loss"
+    """loss, or the name of a loss or metric"""
+    mode: Literal["auto", "min", "max"] = "auto"
+    """whether lower (min) or higher (max) is better; auto: as the loss or metric says"""
+    min_delta: Annotated[float, Field(ge=0)] = 0.0
+    """how much better a value must be to count as better"""
 
 
 @section
 class EarlyStopConfig:
     """Ends the run when validation no longer gets better, or reaches a bound. Follows the metric of `best`."""
 
-    patience: Annotated[int, Field(ge=0, description="validations without a better value before the end; 0: off")] = 0
-    lower_bound: Annotated[float | None, Field(description="end when the value falls below this")] = None
-    upper_bound: Annotated[float | None, Field(description="end when the value rises above this")] = None
+    patience: Annotated[int, Field(ge=0)] = 0
+    """validations without a better value before the end; 0: off"""
+    lower_bound: float | None = None
+    """end when the value falls below this"""
+    upper_bound: float | None = None
+    """end when the value rises above this"""
 
 
 @dataclass(frozen=True)

@@ -4,11 +4,10 @@ import functools
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import field
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from loguru import logger
-from pydantic import Field
 from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.utils._python_dispatch import _disable_current_modes
@@ -28,33 +27,30 @@ from common.optim.precision import Precision
 class CompileConfig:
     """torch.compile. Names of parameters stay as they are. evaluate.py does not compile."""
 
-    enabled: Annotated[bool, Field(description="compile the model: slow first steps, faster ones afterwards")] = False
-    blocks: Annotated[
-        list[str],
-        Field(description="modules to compile one by one; empty: activation_checkpointing, or the whole"),
-    ] = field(default_factory=list)
-    backend: Annotated[str, Field(description="of torch.compile; eager and aot_eager are for debugging")] = "inductor"
-    mode: Annotated[
-        Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"],
-        Field(description="of inductor: how long it searches for faster code"),
-    ] = "default"
-    dynamic: Annotated[bool | None, Field(description="true: one graph for all shapes; false: each; null: auto")] = None
-    fullgraph: Annotated[bool, Field(description="error on code that cannot be compiled; false: skip it")] = False
+    enabled: bool = False
+    """compile the model: slow first steps, faster ones afterwards"""
+    blocks: list[str] = field(default_factory=list)
+    """modules to compile one by one; empty: activation_checkpointing, or the whole"""
+    backend: str = "inductor"
+    """of torch.compile; eager and aot_eager are for debugging"""
+    mode: Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"] = "default"
+    """of inductor: how long it searches for faster code"""
+    dynamic: bool | None = None
+    """true: one graph for all shapes; false: each; null: auto"""
+    fullgraph: bool = False
+    """error on code that cannot be compiled; false: skip it"""
 
 
 @section
 class PrepareConfig:
     """What happens to the model before it is trained, in this order. Names have patterns: * is any text, dots too."""
 
-    freeze: Annotated[
-        list[str],
-        Field(description='parameters that are not trained, by full name, as in "backbone.*" or "*.bias"'),
-    ] = field(default_factory=list)
-    channels_last: Annotated[bool, Field(description="torch.channels_last for 4-D weights: faster on GPUs")] = False
-    activation_checkpointing: Annotated[
-        list[str],
-        Field(description="modules whose forward is recomputed in the backward pass: less memory, more time"),
-    ] = field(default_factory=list)
+    freeze: list[str] = field(default_factory=list)
+    """parameters that are not trained, by full name, as in "backbone.*" or "*.bias" """
+    channels_last: bool = False
+    """torch.channels_last for 4-D weights: faster on GPUs"""
+    activation_checkpointing: list[str] = field(default_factory=list)
+    """modules whose forward is recomputed in the backward pass: less memory, more time"""
     compile: CompileConfig = field(default_factory=CompileConfig)
 
     @property

@@ -40,14 +40,16 @@ Level = Literal["TRACE", "DEBUG", "INFO", "WARNING", "ERROR"]
 class MonitorConfig:
     """Logging and metrics."""
 
-    log_level: Annotated[Level, Field(description="lowest level of log records that are kept")] = "INFO"
-    smooth: Annotated[int, Field(ge=1, description="steps over which the log line's losses are averaged")] = 20
-    writers: Annotated[
-        list[str | dict[str, Any]],
-        Registered(WRITER_REGISTRY),
-        Field(description="where curves go, names or {type: ...} with settings; see docs/monitor.md"),
-    ] = field(default_factory=lambda: ["tensorboard"])
-    bar: Annotated[Literal["auto", "on", "off"], Field(description="progress bar; auto: on a terminal")] = "auto"
+    log_level: Level = "INFO"
+    """lowest level of log records that are kept"""
+    smooth: Annotated[int, Field(ge=1)] = 20
+    """steps over which the log line's losses are averaged"""
+    writers: Annotated[list[str | dict[str, Any]], Registered(WRITER_REGISTRY)] = field(
+        default_factory=lambda: ["tensorboard"]
+    )
+    """where curves go, names or {type: ...} with settings; see docs/monitor.md"""
+    bar: Literal["auto", "on", "off"] = "auto"
+    """progress bar; auto: on a terminal"""
 
 
 class Monitor:

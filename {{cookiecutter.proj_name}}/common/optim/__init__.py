@@ -19,7 +19,8 @@ __all__ = ["Clip", "OptimConfig", "build_optimizer", "needs_closure"]
 class OptimConfig(ClipConfig, OptimizerConfig):
     """How weights change. The keys of the optimizer and of clipping are written here, not in sections of their own."""
 
-    accumulate: Annotated[int, Field(ge=1, description="micro-batches per optimizer step")] = 1
+    accumulate: Annotated[int, Field(ge=1)] = 1
+    """micro-batches per optimizer step"""
     lr_scheduler: LrSchedulerConfig = field(default_factory=LrSchedulerConfig)
 
 

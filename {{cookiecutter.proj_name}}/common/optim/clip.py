@@ -15,11 +15,10 @@ from common.distributed.collectives import local, norm_over_shards
 class ClipConfig:
     """Gradient clipping."""
 
-    clip_gradients: Annotated[float, Field(ge=0.0, description="limit of the gradients; 0 turns clipping off")] = 0.0
-    clip_type: Annotated[
-        Literal["norm", "value"],
-        Field(description="norm: scale all gradients together to keep their norm within it; value: clamp each number"),
-    ] = "norm"
+    clip_gradients: Annotated[float, Field(ge=0.0)] = 0.0
+    """limit of the gradients; 0 turns clipping off"""
+    clip_type: Literal["norm", "value"] = "norm"
+    """norm: scale all gradients together to keep their norm within it; value: clamp each number"""
 
 
 class Clip:

@@ -92,13 +92,16 @@ def kind_problems(
 class GroupConfig:
     """Parameters with a learning rate or weight decay of their own."""
 
-    match: Annotated[str | list[str], Field(min_length=1, description='parameters by full name, as in "backbone.*"')]
-    lr: Annotated[float | None, Field(gt=0.0, description="learning rate, as in torch; null: optim.lr x lr_mult")] = (
-        None
-    )
-    lr_mult: Annotated[float, Field(gt=0.0, description="factor of optim.lr")] = 1.0
-    weight_decay: Annotated[float | None, Field(ge=0.0, description="null: that of optim")] = None
-    name: Annotated[str | None, Field(min_length=1, description="for the log; null: made from match")] = None
+    match: Annotated[str | list[str], Field(min_length=1)]
+    """parameters by full name, as in "backbone.*" """
+    lr: Annotated[float | None, Field(gt=0.0)] = None
+    """learning rate, as in torch; null: optim.lr x lr_mult"""
+    lr_mult: Annotated[float, Field(gt=0.0)] = 1.0
+    """factor of optim.lr"""
+    weight_decay: Annotated[float | None, Field(ge=0.0)] = None
+    """null: that of optim"""
+    name: Annotated[str | None, Field(min_length=1)] = None
+    """for the log; null: made from match"""
 
     def problems_in(self, optim: "OptimizerConfig") -> Iterator[Problem]:
         """Yield the problems of a group of the section `optim`: two learning rates, or a decay that is not there."""
@@ -131,23 +134,18 @@ if not TYPE_CHECKING:  # to the type checker, the core does not have the keys of
 class OptimizerConfig:
     """Which optimizer updates the weights."""
 
-    optim_type: Annotated[
-        str, Field(description='class of torch.optim in any case, or an import path "package.module.Class"')
-    ] = "AdamW"
-    lr: Annotated[float, Field(gt=0.0, description="learning rate, before lr_scheduler's factor")] = 1e-3
-    weight_decay: Annotated[float, Field(ge=0.0, description="must be 0 for an optimizer that has none")] = 0.0
-    args: Annotated[
-        dict[str, Any],
-        Field(description="its further arguments"),
-    ] = field(default_factory=dict)
-    no_decay: Annotated[
-        Literal["auto"] | list[str],
-        Field(description="no weight decay; auto: biases, norms, 1-D, and the modules' no_weight_decay()"),
-    ] = field(default_factory=list)
-    groups: Annotated[
-        list[GroupConfig],
-        Field(description="parameters with their own lr or weight decay: [{match: head.*, lr_mult: 9}]"),
-    ] = field(default_factory=list)
+    optim_type: str = "AdamW"
+    """class of torch.optim in any case, or an import path "package.module.Class" """
+    lr: Annotated[float, Field(gt=0.0)] = 1e-3
+    """learning rate, before lr_scheduler's factor"""
+    weight_decay: Annotated[float, Field(ge=0.0)] = 0.0
+    """must be 0 for an optimizer that has none"""
+    args: dict[str, Any] = field(default_factory=dict)
+    """its further arguments"""
+    no_decay: Literal["auto"] | list[str] = field(default_factory=list)
+    """no weight decay; auto: biases, norms, 1-D, and the modules' no_weight_decay()"""
+    groups: list[GroupConfig] = field(default_factory=list)
+    """parameters with their own lr or weight decay: [{match: head.*, lr_mult: 9}]"""
 
     def problems(self) -> Iterator[Problem]:
         """Yield the problems of the optimizer, and of each group."""

@@ -1,10 +1,9 @@
 """The precision of the forward pass, and the loss scaling that fp16 needs."""
 
 from contextlib import AbstractContextManager, nullcontext
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import torch
-from pydantic import Field
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -18,13 +17,10 @@ _NOTHING = nullcontext()
 class PrecisionConfig:
     """Number formats."""
 
-    mode: Annotated[
-        Literal["fp32", "bf16", "fp16", "fp64"],
-        Field(description="bf16, fp16: mixed with fp32 weights; fp16 scales the loss; fp64: everything, for checks"),
-    ] = "fp32"
-    tf32: Annotated[bool | None, Field(description="fp32 products in TF32 on NVIDIA GPUs; null: as torch has it")] = (
-        None
-    )
+    mode: Literal["fp32", "bf16", "fp16", "fp64"] = "fp32"
+    """bf16, fp16: mixed with fp32 weights; fp16 scales the loss; fp64: everything, for checks"""
+    tf32: bool | None = None
+    """fp32 products in TF32 on NVIDIA GPUs; null: as torch has it"""
 
 
 class Precision:

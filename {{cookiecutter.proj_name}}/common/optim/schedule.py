@@ -56,21 +56,18 @@ def half_cosine(x: float) -> float:
 class LrSchedulerConfig:
     """How the learning rate changes. Lengths count from the start of the run, in epochs or as "100step"."""
 
-    type: Annotated[str, Registered(SCHEDULE_REGISTRY), Field(description="one of --list schedules")] = "constant"
-    warmup: Annotated[EpochInterval, Field(description="length of the linear rise at the start; 0 = none")] = 0
-    warmup_factor: Annotated[
-        float,
-        Field(ge=0.0, le=1.0, description="the rise starts just above this factor"),
-    ] = 0.0
-    tmax: Annotated[EpochInterval, Field(description="when a decaying schedule ends; null = with the run")] = None
-    min_factor: Annotated[
-        float,
-        Field(ge=0.0, le=1.0, description="lowest factor of lr, after the warm-up"),
-    ] = 0.0
-    args: Annotated[
-        dict[str, Any],
-        Field(description="its further arguments"),
-    ] = field(default_factory=dict)
+    type: Annotated[str, Registered(SCHEDULE_REGISTRY)] = "constant"
+    """one of --list schedules"""
+    warmup: EpochInterval = 0
+    """length of the linear rise at the start; 0 = none"""
+    warmup_factor: Annotated[float, Field(ge=0.0, le=1.0)] = 0.0
+    """the rise starts just above this factor"""
+    tmax: EpochInterval = None
+    """when a decaying schedule ends; null = with the run"""
+    min_factor: Annotated[float, Field(ge=0.0, le=1.0)] = 0.0
+    """lowest factor of lr, after the warm-up"""
+    args: dict[str, Any] = field(default_factory=dict)
+    """its further arguments"""
 
     def problems(self) -> Iterator[Problem]:
         """Types that are not schedules, wrong arguments, and invalid lengths."""

@@ -4,9 +4,6 @@ import os
 import re
 import shlex
 from pathlib import Path
-from typing import Annotated
-
-from pydantic import Field
 
 from common.base.errors import UserError
 from common.base.files import PROJECT as PROJECT
@@ -19,11 +16,12 @@ from common.config.problem import shown_path
 class DirConfig:
     """Folders. A relative path starts at the project's root, wherever the command is given."""
 
-    runs_dir: Annotated[str | None, Field(description="parent of all run folders; null: <project>/experiments")] = None
-    data_dir: Annotated[str | None, Field(description="parent of all datasets; null: <project>/data")] = None
-    eval_dir: Annotated[
-        str | None, Field(description="where evaluate.py writes; null: <run>/eval/<checkpoint's name>")
-    ] = None
+    runs_dir: str | None = None
+    """parent of all run folders; null: <project>/experiments"""
+    data_dir: str | None = None
+    """parent of all datasets; null: <project>/data"""
+    eval_dir: str | None = None
+    """where evaluate.py writes; null: <run>/eval/<checkpoint's name>"""
 
 
 def data_dir(config: DirConfig, project: Path) -> Path:

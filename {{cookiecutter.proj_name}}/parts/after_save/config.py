@@ -3,8 +3,6 @@
 from dataclasses import field
 from typing import Annotated, Any
 
-from pydantic import Field
-
 from common.config import section
 from common.config.registry import AFTER_SAVE_REGISTRY, Registered
 
@@ -13,8 +11,5 @@ from common.config.registry import AFTER_SAVE_REGISTRY, Registered
 class CheckpointConfig:
     """The key that this part adds to the section `checkpoint`."""
 
-    after_save: Annotated[
-        list[str | dict[str, Any]],
-        Registered(AFTER_SAVE_REGISTRY),
-        Field(description="functions called with each saved file, in the background: uploads"),
-    ] = field(default_factory=list)
+    after_save: Annotated[list[str | dict[str, Any]], Registered(AFTER_SAVE_REGISTRY)] = field(default_factory=list)
+    """functions called with each saved file, in the background: uploads"""

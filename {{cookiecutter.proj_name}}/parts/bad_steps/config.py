@@ -15,9 +15,12 @@ SAFE = ("optim.bad_steps.action", "optim.bad_steps.limit")
 class BadStepsConfig:
     """What happens to a step whose loss or gradient is not finite, or a spike. All processes agree."""
 
-    action: Annotated[Literal["stop", "skip", "rewind"], Field(description="rewind: skip, from older weights")] = "stop"
-    limit: Annotated[int, Field(ge=1, description="steps skipped in a row, before the run stops")] = 3
-    spike: Annotated[float | None, Field(gt=0, description="standard deviations above the mean; null: off")] = None
+    action: Literal["stop", "skip", "rewind"] = "stop"
+    """rewind: skip, from older weights"""
+    limit: Annotated[int, Field(ge=1)] = 3
+    """steps skipped in a row, before the run stops"""
+    spike: Annotated[float | None, Field(gt=0)] = None
+    """standard deviations above the mean; null: off"""
 
     @property
     def is_active(self) -> bool:

@@ -13,10 +13,14 @@ from common.progress import EpochInterval
 class EmaConfig:
     """Exponential moving average (EMA) of the weights."""
 
-    decay: Annotated[float, Field(ge=0.0, lt=1.0, description="weight of the old average; 0 turns it off")] = 0.0
-    warmup: Annotated[bool, Field(description="begin with a decay of (1 + n) / (10 + n) at update n")] = True
-    every: Annotated[int, Field(ge=1, description="optimizer steps between updates")] = 1
-    start: Annotated[EpochInterval, Field(description='epochs, or "100step"; until then it is the weights')] = 0
+    decay: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.0
+    """weight of the old average; 0 turns it off"""
+    warmup: bool = True
+    """begin with a decay of (1 + n) / (10 + n) at update n"""
+    every: Annotated[int, Field(ge=1)] = 1
+    """optimizer steps between updates"""
+    start: EpochInterval = 0
+    """epochs, or "100step"; until then it is the weights"""
 
 
 @section

@@ -1,9 +1,5 @@
 """What this part adds to the configuration: `checkpoint.frozen`."""
 
-from typing import Annotated
-
-from pydantic import Field
-
 from common.config import section
 
 
@@ -11,4 +7,5 @@ from common.config import section
 class CheckpointConfig:
     """The key that this part adds to the section `checkpoint`."""
 
-    frozen: Annotated[bool, Field(description="false: omit what is not trained; a resume reloads its source")] = True
+    frozen: bool = True
+    """false: omit what is not trained; a resume reloads its source"""

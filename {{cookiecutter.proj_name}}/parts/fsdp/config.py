@@ -22,16 +22,14 @@ class FsdpConfig:
     To save, the first process gathers all of them in its host memory.
     """
 
-    blocks: Annotated[
-        list[str],
-        Field(description='modules gathered one at a time, as in "layers.*"; without any, the whole model at once'),
-    ] = field(default_factory=list)
-    reshard_after_forward: Annotated[bool, Field(description="free gathered weights until the backward pass")] = True
-    param_dtype: Annotated[
-        Literal["auto", "bf16", "own"],
-        Field(description="format of computation; auto: bf16 with precision.mode bf16 and no batch norm, else own"),
-    ] = "auto"
-    cpu_offload: Annotated[bool, Field(description="keep weights and optimizer state in host memory: slow")] = False
+    blocks: list[str] = field(default_factory=list)
+    """modules gathered one at a time, as in "layers.*"; without any, the whole model at once"""
+    reshard_after_forward: bool = True
+    """free gathered weights until the backward pass"""
+    param_dtype: Literal["auto", "bf16", "own"] = "auto"
+    """format of computation; auto: bf16 with precision.mode bf16 and no batch norm, else own"""
+    cpu_offload: bool = False
+    """keep weights and optimizer state in host memory: slow"""
 
 
 @section
@@ -50,13 +48,10 @@ class PrepareConfig:
 class DistConfig:
     """The keys that this part adds to the section `dist`."""
 
-    strategy: Annotated[
-        Literal["ddp", "fsdp"],
-        Field(description="ddp: each process holds the whole model; fsdp: a part of it, see prepare.fsdp"),
-    ] = "ddp"
-    shard_size: Annotated[
-        int | None, Field(ge=2, description="fsdp: processes that share one copy of the model (HSDP); null: all")
-    ] = None
+    strategy: Literal["ddp", "fsdp"] = "ddp"
+    """ddp: each process holds the whole model; fsdp: a part of it, see prepare.fsdp"""
+    shard_size: Annotated[int | None, Field(ge=2)] = None
+    """fsdp: processes that share one copy of the model (HSDP); null: all"""
 
     @property
     def is_sharded(self) -> bool:

@@ -1,9 +1,5 @@
 """What this part adds to the configuration: `debug.print_all_grad`."""
 
-from typing import Annotated
-
-from pydantic import Field
-
 from common.config import section
 
 SAFE = ("debug.print_all_grad",)
@@ -13,4 +9,5 @@ SAFE = ("debug.print_all_grad",)
 class DebugConfig:
     """The key that this part adds to the section `debug`."""
 
-    print_all_grad: Annotated[bool, Field(description="with debug_mode: weights and gradients by parameter")] = False
+    print_all_grad: bool = False
+    """with debug_mode: weights and gradients by parameter"""

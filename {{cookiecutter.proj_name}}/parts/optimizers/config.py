@@ -15,11 +15,12 @@ from common.config import Problem, section
 class GroupConfig:
     """The keys that this part adds to a group of parameters."""
 
-    ndim: Annotated[int | None, Field(ge=0, description="only those with this many dimensions; 2: matrices")] = None
-    optim_type: Annotated[str | None, Field(description="a class other than optim.optim_type, with its args")] = None
-    args: Annotated[dict[str, Any], Field(description="arguments of optim_type; without one, override optim.args")] = (
-        field(default_factory=dict)
-    )
+    ndim: Annotated[int | None, Field(ge=0)] = None
+    """only those with this many dimensions; 2: matrices"""
+    optim_type: str | None = None
+    """a class other than optim.optim_type, with its args"""
+    args: dict[str, Any] = field(default_factory=dict)
+    """arguments of optim_type; without one, override optim.args"""
 
     def problems_in(self, optim: Any) -> Iterator[Problem]:
         """Yield the problems of the group, and of its optimizer."""

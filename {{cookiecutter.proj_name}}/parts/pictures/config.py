@@ -15,9 +15,12 @@ SAFE = ("pictures.*",)
 class PicturesConfig:
     """Pictures of predictions, if the task draws any."""
 
-    every: Annotated[StepInterval, Field(description="between pictures of training data; steps")] = 100
-    number: Annotated[int, Field(ge=0, description="pictures each time, of each set; 0: none")] = 8
-    files: Annotated[bool, Field(description="also write PNG files, to progress/ in the run folder")] = False
+    every: StepInterval = 100
+    """between pictures of training data; steps"""
+    number: Annotated[int, Field(ge=0)] = 8
+    """pictures each time, of each set; 0: none"""
+    files: bool = False
+    """also write PNG files, to progress/ in the run folder"""
 
 
 @section

@@ -12,8 +12,10 @@ from common.config import section
 class ProfileConfig:
     """A trace of some training steps, profile.json in the run's folder, and a table of their operators in the log."""
 
-    steps: Annotated[int, Field(ge=0, description="optimizer steps to record with torch.profiler; 0: none")] = 0
-    wait: Annotated[int, Field(ge=1, description="steps to train before that; the first ones are not typical")] = 10
+    steps: Annotated[int, Field(ge=0)] = 0
+    """optimizer steps to record with torch.profiler; 0: none"""
+    wait: Annotated[int, Field(ge=1)] = 10
+    """steps to train before that; the first ones are not typical"""
 
 
 @section

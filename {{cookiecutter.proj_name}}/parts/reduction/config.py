@@ -1,8 +1,6 @@
 """What this part adds to the configuration: `dist.reduction`."""
 
-from typing import Annotated, Literal
-
-from pydantic import Field
+from typing import Literal
 
 from common.config import section
 
@@ -11,10 +9,8 @@ from common.config import section
 class DistConfig:
     """The key that this part adds to the section `dist`."""
 
-    reduction: Annotated[
-        Literal["default", "fixed"],
-        Field(description="fixed: the same bits on 1, 2, 4, 8 processes; optim.accumulate then counts those of all"),
-    ] = "default"
+    reduction: Literal["default", "fixed"] = "default"
+    """fixed: the same bits on 1, 2, 4, 8 processes; optim.accumulate then counts those of all"""
 
     @property
     def is_fixed(self) -> bool:

@@ -12,10 +12,10 @@ from common.config import section
 class SpeedConfig:
     """TFLOP/s and MFU, in log lines."""
 
-    count_flops: Annotated[
-        bool | None, Field(description="by a trial pass; also done where the peak is given; null: as false")
-    ] = False
-    peak_tflops: Annotated[float | None, Field(gt=0, description="of a device, by its data sheet; null: no MFU")] = None
+    count_flops: bool | None = False
+    """by a trial pass; also done where the peak is given; null: as false"""
+    peak_tflops: Annotated[float | None, Field(gt=0)] = None
+    """of a device, by its data sheet; null: no MFU"""
 
 
 @section

@@ -27,14 +27,16 @@ class EvenWidth:
 class Inner:
     """Moving average."""
 
-    decay: Annotated[float, Field(ge=0, lt=1, description="weight of the old average")] = 0.0
+    decay: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """weight of the old average"""
 
 
 @section
 class Optim:
     """How weights change. More text."""
 
-    lr: Annotated[float, Field(gt=0, description="learning rate")] = 1e-3
+    lr: Annotated[float, Field(gt=0)] = 1e-3
+    """learning rate"""
     eta_min: float = 0.0
     kind: Literal["adam", "sgd"] = "adam"
     steps: list[int] = field(default_factory=lambda: [50, 80])
@@ -53,7 +55,8 @@ class Config:
     name: str = "default"
     resume: str | None = None
     folder: Path | None = None
-    gpu_ids: Annotated[int | list[int], Field(description="-1 is the CPU")] = -1
+    gpu_ids: int | list[int] = -1
+    """-1 is the CPU"""
     flag: bool = False
     tags: list[str] = field(default_factory=list)
     optim: Optim = field(default_factory=Optim)

@@ -2,11 +2,9 @@
 
 from dataclasses import field
 from pathlib import Path
-from typing import Annotated
 
 import pytest
 import torch
-from pydantic import Field
 from torch import nn
 
 from common.base.errors import UserError
@@ -28,8 +26,10 @@ TORCH_OPTIMIZERS = sorted(
 class Root:
     """The two sections under test."""
 
-    optim: Annotated[OptimConfig, Field(description="how weights change")] = field(default_factory=OptimConfig)
-    precision: Annotated[PrecisionConfig, Field(description="number formats")] = field(default_factory=PrecisionConfig)
+    optim: OptimConfig = field(default_factory=OptimConfig)
+    """how weights change"""
+    precision: PrecisionConfig = field(default_factory=PrecisionConfig)
+    """number formats"""
 
 
 @pytest.fixture

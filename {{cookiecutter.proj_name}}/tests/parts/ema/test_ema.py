@@ -3,11 +3,10 @@
 from collections.abc import Callable
 from dataclasses import field
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import pytest
 import torch
-from pydantic import Field
 from torch import nn
 
 from common.checkpoint.weights import averaged_state_dict
@@ -28,7 +27,8 @@ AVERAGED = ["--optim.ema.decay", "0.9"]
 class Root:
     """The section under test."""
 
-    optim: Annotated[OptimConfig, Field(description="how weights change")] = field(default_factory=OptimConfig)
+    optim: OptimConfig = field(default_factory=OptimConfig)
+    """how weights change"""
 
 
 @pytest.fixture
