@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from common import distributed
-from common.base.nested import flat
+from common.base.text import flat
 from common.config import resolve
 from common.distributed import DistConfig
 import train

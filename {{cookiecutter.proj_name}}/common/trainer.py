@@ -332,7 +332,7 @@ class Trainer:
         self.run.keep_folder()
         self.saver.folder.move_to(self.paths.checkpoints)
         state = self.state.state_dict(self.at, self.progress.values, self.progress.pending)
-        self.monitor.saving(self.at, best=best, numbered=numbered)
+        self.monitor.saving(self.at, best=best, numbered=numbered, mode=self.best.mode)
         self.monitor.recorder.flush()  # metrics reach the disk before the checkpoint
         self.saver.save(state, step=self.at.step, best=best, numbered=numbered)
         self.monitor.reset_timer()

@@ -166,7 +166,7 @@ def short_run(project: Path, *, resume_step: int | None = None, last: int = 3, r
                 monitor.step_done(at, 4)
                 monitor.train(at, optimizer, torch.tensor(2.0), {})
         monitor.evaluation("val", at, SplitResult({"": SetResult({"loss": 0.5}, 7)}), best=True)
-        monitor.saving(at, best=False, numbered=False)
+        monitor.saving(at, best=False, numbered=False, mode="min")
         monitor.end("finished", at, "3 epochs")
     return lines
 

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
-from common.base.nested import flat
+from common.base.text import flat
 from common.config import ConfigError, dump, overlaid, resolve, section
 from common.config.problem import DEFAULT, RESERVED
 from common.config.reading import plain

@@ -84,17 +84,3 @@ def map_leaves(
             items.append(map_leaves(item, function, (*path, index)))
         return tuple(items) if isinstance(value, tuple) else items
     return function(value, path)
-
-
-def flat(
-    config: Mapping[str, Any],
-    prefix: str = "",
-) -> dict[str, Any]:
-    """Return a nested config as one dict with dotted keys: `{"optim.lr": 0.001}`. Lists stay as they are."""
-    leaves: dict[str, Any] = {}
-    for key, value in config.items():
-        if isinstance(value, Mapping) and value:
-            leaves |= flat(value, f"{prefix}{key}.")
-        else:
-            leaves[f"{prefix}{key}"] = value
-    return leaves

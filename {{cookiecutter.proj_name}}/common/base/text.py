@@ -40,3 +40,17 @@ def plain(value: Any) -> Any:
     if math.isfinite(number):
         return number
     return json.dumps(number)
+
+
+def flat(
+    config: Mapping[str, Any],
+    prefix: str = "",
+) -> dict[str, Any]:
+    """Return a nested config as one dict with dotted keys: `{"optim.lr": 0.001}`. Lists stay as they are."""
+    leaves: dict[str, Any] = {}
+    for key, value in config.items():
+        if isinstance(value, Mapping) and value:
+            leaves |= flat(value, f"{prefix}{key}.")
+        else:
+            leaves[f"{prefix}{key}"] = value
+    return leaves

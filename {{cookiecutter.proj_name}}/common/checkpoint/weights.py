@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 from common.base.errors import UserError
 from common.base.files import without_tilde
-from common.base.nested import flat
 from common.base.parts import AVERAGE
+from common.base.text import flat
 from common.checkpoint.file import CheckpointError, State, is_checkpoint, load_archive
 from common.checkpoint.layout import EXTRA
 from common.config import section

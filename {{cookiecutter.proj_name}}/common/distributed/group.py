@@ -19,7 +19,7 @@ from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-
 
 from common.base.errors import UserError
 from common.base.files import PROJECT
-from common.base.nested import flat
+from common.base.text import flat
 from common.distributed.collectives import barrier, gather_objects
 from common.distributed.config import DistConfig
 from common.distributed.launch import ALONE, Rank

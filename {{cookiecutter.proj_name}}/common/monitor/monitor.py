@@ -250,14 +250,16 @@ class Monitor:
         *,
         best: bool,
         numbered: bool,
+        mode: str,
     ) -> None:
-        """Record a checkpoint before it is written."""
+        """Record a checkpoint before it is written. `mode`: "min" or "max", which values are better."""
         self.recorder.record(
             "checkpoint",
             step=at.step,
             epoch=current_epoch(at),
             best=best,
             numbered=numbered,
+            mode=mode,
         )
 
     def end(self, state: State, at: Position, reason: str) -> None:

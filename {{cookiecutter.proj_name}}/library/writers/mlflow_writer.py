@@ -6,7 +6,7 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from common.base.nested import flat
+from common.base.text import flat
 from common.config.registry import WRITER_REGISTRY, needs
 from common.monitor.writer import Writer, WriterRun
 

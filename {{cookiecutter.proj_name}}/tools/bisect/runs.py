@@ -11,8 +11,7 @@ from typing import Any
 
 from common.base.errors import UserError
 from common.base.files import without_tilde, write_text
-from common.base.nested import flat
-from common.base.text import number
+from common.base.text import flat, number
 from common.checkpoint.resume import SAFE, Change, changes
 from common.config import dump
 from common.config.reading import plain

@@ -97,7 +97,7 @@ def main(argv: list[str]) -> int:
         writer.writerows(rows)
         return 0
     print(table(rows, names))
-    print("\n".join(compare.conclusion(ranked)))
+    print("\n".join(compare.conclusion(ranked, keys)))
     return 0
 
 

@@ -1,12 +1,12 @@
 """Reads the files of a run, for programs that show or compare runs. Nothing here writes to disk."""
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from operator import index
 from pathlib import Path
 from typing import Any
 
+from common.base.text import flat
 from common.config.reading import plain
 from common.config.source import read_file
 from common.run.paths import RunPaths
@@ -48,13 +48,14 @@ class RunFiles:
 
     @property
     def best(self) -> dict[str, Any] | None:
-        """`{metric, value, step}` of the validation that best.pt is of; None before the first."""
+        """`{metric, mode, value, step}` of the validation that best.pt is of; None before the first."""
         metric = self.config.get("best.metric", "loss")
         val = self.measured("val")
         found = None
         for row in self.records:
             if row["event"] == "checkpoint" and row.get("best") and metric in val.get(row["step"], {}):
-                found = {"metric": metric, "value": val[row["step"]][metric], "step": row["step"]}
+                value = val[row["step"]][metric]
+                found = {"metric": metric, "mode": row.get("mode"), "value": value, "step": row["step"]}
         return found
 
 
@@ -71,12 +72,12 @@ def read_run(folder: Path) -> RunFiles:
             run.problems.append(f"{file.name}: {error}")
             return otherwise
 
-    run.attempts = tried(paths.record_file, read_attempts, [])
+    run.attempts = tried(paths.record_file, lambda file: json.loads(file.read_text())["attempts"], [])
     config = paths.config_file
     if run.attempts:
         config = folder / run.attempts[-1]["config"]
-    run.config = tried(config, lambda file: leaves(plain(read_file(file))), {})
-    run.records = tried(paths.metrics_file, lambda file: read_metrics(file, run.problems.append), [])
+    run.config = tried(config, lambda file: flat(plain(read_file(file))), {})
+    run.records = tried(paths.metrics_file, read_metrics, [])
     status = tried(paths.status_file, lambda file: dict(json.loads(file.read_text())), {})
     run.state = status.get("state", "running")
     run.reason = status.get("reason", "")
@@ -86,36 +87,15 @@ def read_run(folder: Path) -> RunFiles:
     return run
 
 
-def read_attempts(file: Path) -> list[dict[str, Any]]:
-    """Return the entries of run.json, each with its `config`."""
-    return [{**each, "config": str(each["config"])} for each in json.loads(file.read_text())["attempts"]]
-
-
-def leaves(config: Mapping[str, Any], above: str = "") -> dict[str, Any]:
-    """Return the values of a config by dotted key. Lists and empty sections are values."""
-    found: dict[str, Any] = {}
-    for name, value in config.items():
-        if isinstance(value, dict) and value:
-            found |= leaves(value, f"{above}{name}.")
-        else:
-            found[f"{above}{name}"] = value
-    return found
-
-
-def read_metrics(file: Path, on_problem: Callable[[str], None] = lambda text: None) -> list[dict[str, Any]]:
+def read_metrics(file: Path) -> list[dict[str, Any]]:
     """Read the lines of a metrics file in their order, each with `event`, `step` and `values`.
 
-    Values are floats, NaN and infinite ones too. A damaged line is skipped and given to `on_problem`; a last line that
-    a kill has cut off is no damage. Raises `OSError`.
+    Values are floats, NaN and infinite ones too. A last line that a kill has cut off is left out. Raises `OSError`, and
+    `ValueError` for another line that is no JSON.
     """
     rows = []
-    for line in file.read_text(errors="replace").split("\n")[:-1]:
-        try:
-            row = {"event": "", "step": 0, "values": {}, **json.loads(line)}
-            row["step"] = index(row["step"])
-            row["values"] = {name: float(value) for name, value in row["values"].items()}
-        except (ValueError, TypeError, AttributeError) as error:
-            on_problem(f"{file.name}: {error}")
-        else:
-            rows.append(row)
+    for line in file.read_text().split("\n")[:-1]:
+        row = {"step": 0, "values": {}, **json.loads(line)}
+        row["values"] = {name: float(value) for name, value in row["values"].items()}
+        rows.append(row)
     return rows
