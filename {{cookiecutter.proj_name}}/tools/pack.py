@@ -31,11 +31,10 @@ def pack(folder: Path, out: Path, samples_per_shard: int) -> list[Path]:
     if out.exists():
         raise UserError(f"{out} exists; remove it first, or choose another folder")
     classes = class_folders(folder, "tools.pack")
-    images, _ = sort_images(folder, classes, (0.0, 1.0))
+    images = list(zip(*sort_images(folder, classes, (0.0, 1.0)), strict=True))
     if not images:
         raise UserError(f"there are no images below {folder}")
-    names = {path: Path(path).relative_to(folder).as_posix() for path, _ in images}
-    images.sort(key=lambda image: hashlib.sha256(names[image[0]].encode(errors="surrogateescape")).digest())
+    images.sort(key=lambda image: hashlib.sha256(image[0]).digest())
     partial = out.with_name(f".{out.name}.{os.getpid()}.partial")
     partial.mkdir(parents=True)
     try:
@@ -43,9 +42,10 @@ def pack(folder: Path, out: Path, samples_per_shard: int) -> list[Path]:
         starts = range(0, len(images), samples_per_shard)
         for number, first in enumerate(starts):
             with tarfile.open(partial / SHARD.format(number), "w", format=tarfile.USTAR_FORMAT) as archive:
-                for index, (path, label) in enumerate(images[first : first + samples_per_shard], first):
-                    about = json.dumps({"file": names[path], "class": classes[label]})
-                    add(archive, f"{index:06d}{Path(path).suffix.lower()}", Path(path).read_bytes())
+                for index, (name, label) in enumerate(images[first : first + samples_per_shard], first):
+                    path = folder / os.fsdecode(name)
+                    about = json.dumps({"file": os.fsdecode(name), "class": classes[label]})
+                    add(archive, f"{index:06d}{path.suffix.lower()}", path.read_bytes())
                     add(archive, f"{index:06d}.cls", str(label).encode())
                     add(archive, f"{index:06d}.json", about.encode())
         partial.replace(out)

@@ -2,7 +2,6 @@
 
 import os
 import zlib
-from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -15,7 +14,6 @@ from common.base.errors import UserError
 from common.config.registry import DATASET_REGISTRY
 from library.data.files_below import files_below
 from library.data.image_files_dataset import SUFFIXES, UNREADABLE, ImageFiles, read_image
-from library.data.shared_list import SharedList
 
 
 @DATASET_REGISTRY.register()
@@ -55,34 +53,35 @@ class ImageFolderDataset:
         self.flip = flip
         self.random = flip
         self.classes = class_folders(self.root, f"dataset.{mode}")
-        samples, self.ignored = sort_images(self.root, self.classes, part)
-        if not samples:
+        names, labels = sort_images(self.root, self.classes, part)
+        if not names:
             raise UserError(f"dataset.{mode}: there are no images of part {part} below {self.root}")
-        self.targets = np.array([label for _, label in samples], dtype=np.int64)  # the class of each image
-        self.samples = SharedList(samples)
+        self.targets = np.array(labels, dtype=np.int64)  # the class of each image
+        # One buffer of bytes, which loader workers share: reading a list of texts would copy it in each.
+        self.names = np.array(names)
 
     from_files = ImageFiles.from_files  # for predictions
     suffixes = ImageFiles.suffixes
 
     def __len__(self) -> int:
-        return len(self.samples)
+        return len(self.names)
 
     def sample_ids(self) -> list[str]:
         """Return the files; train, val and eval should have none in common."""
-        whole = str(self.root.resolve())
-        return [whole + path[len(str(self.root)) :] for path, _ in self.samples]
+        whole = self.root.resolve()
+        return [f"{whole}/{os.fsdecode(name)}" for name in self.names]
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         """`image` (C, H, W), float in 0..1, `label`, int64 scalar, and `name`, the path below the folder."""
-        path, label = self.samples[index]
+        name = os.fsdecode(self.names[index])
+        path = self.root / name
         try:
             image = read_image(path, self.size, self.channels)
         except UNREADABLE as error:
             raise UserError(f"cannot read the image {path}: {error}; replace or remove it") from error
         if self.flip and torch.rand(()) < 0.5:
             image = image.flip(2)
-        name = path[len(str(self.root)) + 1 :]
-        return {"image": image.contiguous(), "label": torch.tensor(label), "name": name}
+        return {"image": image.contiguous(), "label": torch.tensor(self.targets[index]), "name": name}
 
 
 def class_folders(root: Path, where: str) -> tuple[str, ...]:
@@ -95,21 +94,15 @@ def class_folders(root: Path, where: str) -> tuple[str, ...]:
     return classes
 
 
-def sort_images(
-    root: Path, classes: Sequence[str], part: tuple[float, float]
-) -> tuple[list[tuple[str, int]], dict[str, Counter[str]]]:
-    """List the images below the folders of the classes whose hash is within `part`, as (path, number of the class).
-
-    Also returns, per class, the number of other files by suffix, of any part.
-    """
-    samples = []
-    ignored = {name: Counter[str]() for name in classes}
-    for label, name in enumerate(classes):
-        for path in files_below(root / name, (os.path.realpath(root),)):
-            if path.suffix.lower() not in SUFFIXES:
-                ignored[name][path.suffix] += 1
-                continue
-            fraction = zlib.crc32(os.fsencode(path.relative_to(root))) / 2**32
-            if part[0] <= fraction < part[1]:
-                samples.append((str(path), label))
-    return samples, ignored
+def sort_images(root: Path, classes: Sequence[str], part: tuple[float, float]) -> tuple[list[bytes], list[int]]:
+    """Return the images below the folders of the classes whose hash is within `part`: paths below `root`, classes."""
+    names = []
+    labels = []
+    for label, folder in enumerate(classes):
+        for path in files_below(root / folder, (os.path.realpath(root),)):
+            if path.suffix.lower() in SUFFIXES:
+                name = os.fsencode(path.relative_to(root))
+                if part[0] <= zlib.crc32(name) / 2**32 < part[1]:
+                    names.append(name)
+                    labels.append(label)
+    return names, labels

@@ -9,7 +9,6 @@ from loguru import logger
 from common.data.view import is_map_style
 
 _ALL, _FIRST = 6, 3  # classes listed at most; of more, the first ones
-_IGNORED = 255  # marks what is ignored, as in most sets of masks, unless there is a class 254
 
 
 def labels_of(dataset: Any) -> np.ndarray[Any, Any] | None:
@@ -29,13 +28,11 @@ def labels_of(dataset: Any) -> np.ndarray[Any, Any] | None:
 def count_classes(dataset: Any) -> dict[str, int]:
     """Samples of each class by name, or by number if the dataset names none; empty if the labels are not known.
 
-    Numbers run from 0 to the largest label; those that mark what is ignored are left out.
+    Numbers run from 0 to the largest label; negative ones, which mark what is ignored, are left out.
     """
     labels = labels_of(dataset)
     if labels is None:
         return {}
-    if _IGNORED - 1 not in labels:
-        labels = labels[labels != _IGNORED]
     labels = labels[labels >= 0]
     if not len(labels) or labels.max() >= len(labels) + 1000:  # not classes but codes
         return {}
@@ -47,7 +44,7 @@ def count_classes(dataset: Any) -> dict[str, int]:
 
 
 def log_classes(name: str, dataset: Any) -> None:
-    """Log the classes of a set, such as `cat 40, horse 0 (3 files ignored: .heic)`; warn of training without a class.
+    """Log the classes of a set, such as `cat 40, horse 0`; warn of training without a class.
 
     Args:
         name: of the set, such as train.
@@ -55,16 +52,12 @@ def log_classes(name: str, dataset: Any) -> None:
     counts = count_classes(dataset)
     if not counts:
         return
-    ignored = getattr(dataset, "ignored", {})
     lines = []
     empty = []
     for label, count in counts.items():
-        line = f"{label} {count}"
-        if ignored.get(label):
-            line += f" ({ignored[label].total()} files ignored: {', '.join(sorted(ignored[label]))})"
-        lines.append(line)
+        lines.append(f"{label} {count}")
         if count == 0:
-            empty.append(line)
+            empty.append(label)
     text = f"classes {', '.join(lines)}"
     if len(lines) > _ALL:
         first = ", ".join(lines[:_FIRST])
