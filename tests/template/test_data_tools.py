@@ -64,7 +64,14 @@ def project(tmp_path_factory: pytest.TempPathFactory, python: Path) -> Path:
     settings = home / "config.yaml"
     settings.write_text(f"cookiecutters_dir: {home}/c\nreplay_dir: {home}/r\n")
     root = fresh(tmp_path_factory.mktemp("out"), settings)
-    for page in ("docs/data_tools.md", "docs/images.md", "docs/mixing.md", "docs/tools/pack.md", "README.md"):
+    for page in (
+        "docs/data_tools.md",
+        "docs/images.md",
+        "docs/parts/transforms.md",
+        "docs/mixing.md",
+        "docs/tools/pack.md",
+        "README.md",
+    ):
         for _, text in BLOCK.findall((root / page).read_text()):
             if named := FILE.match(text):
                 (root / named[1]).write_text(text)

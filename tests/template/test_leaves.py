@@ -125,6 +125,7 @@ def test_what_the_answer_refuses(tmp_path: Path, settings: Path) -> None:
     ("part", "options"),
     [
         ("stages", ["--stages", "[{until: 1epoch}, {optim: {lr: 0.01}}]"]),
+        ("transforms", ["--dataset.train.transforms", "[{type: torch.square}]"]),
         ("extras", ["--optim.lr_scheduler.type", "onecycle"]),
         ("mixing", ["--dataset.train", "{$REPLACE: true, type: Concat, sets: [{type: DigitsDataset}]}"]),
         ("mixing", ["--loader.collate", "{type: mixup, alpha: 0.3}"]),

@@ -13,8 +13,8 @@ from common.settings import LossSection, MetricSection, ModelSection, RunConfig,
 
 @section
 class Data(SplitsConfig):
-    """The data. `type` names a dataset (see --list); other keys are its arguments, except `eval_batch_size` and
-    `transforms`, a list of steps for each sample: `[{type: ..., arguments}, ...]`.
+    """The data. `type` names a dataset (see --list); other keys are its arguments, except `eval_batch_size`
+    and `transforms`.
 
     `val` and `eval` may hold several named datasets: `{clean: {type: ...}, shifted: {type: ...}}`.
     """

@@ -23,13 +23,14 @@ from common.config.problem import join_names, shown_path
 from common.config.registry import DATASET_REGISTRY
 from common.data.keyed import find_collate
 from common.data.loader import EvaluationLoader
-from common.data.sections import OWN, apply_transforms
+from common.data.sections import OWN
 from common.monitor.log import logger, setup_log
 from common.monitor.result import Picture
 from common.run.paths import RunPaths
 from common.task import Task
 from cli.trained import load_trained
 from library.data.files_below import files_below
+from parts.transforms.steps import build
 
 _SHOWN = 20  # with more files, predictions are only written; files named in a message
 
@@ -246,7 +247,7 @@ def build_files(section: Mapping[str, Any], mode: str, files: Sequence[Any]) -> 
         if parameter.default is not parameter.empty:
             arguments[name] = parameter.default
     given = {name: value for name, value in section.items() if name not in ("type", "transforms", *OWN)}
-    return apply_transforms(make(files, **arguments | fit_arguments(kind, given)), section, mode)
+    return build(make(files, **arguments | fit_arguments(kind, given)), section, mode)
 
 
 def _lines(file: str) -> Iterator[Line]:

@@ -272,3 +272,13 @@ def test_an_epoch_without_samples(runs: Runs, samples: int, epoch: int) -> None:
     assert runs.fail("--dataset.train", f"{{type: engine.data.test_iterable.Exhausted, samples: {samples}}}") == 2
     log = (runs.root / "run" / "train.log").read_text()
     assert f"dataset.train: Exhausted yielded no sample in epoch {epoch}" in log
+
+
+def test_random_transforms_of_a_stream(runs: Runs) -> None:
+    """Seeded like all that a dataset draws."""
+    transforms = "[{type: tests.parts.transforms.test_transforms.RandomScale, limit: 0.5}]"
+    more = stream("Rereading", "--dataset.train.transforms", transforms)
+    alone = final(runs.train(*more, name="alone"))
+    assert differing(alone, final(runs.train(*more, "--num_workers", "2", name="workers"))) == []
+    without = final(runs.train(*stream("Rereading"), name="without"))
+    assert not same(alone["latest"]["model"], without["latest"]["model"])

@@ -8,7 +8,7 @@ from common.base.errors import UserError
 from common.data.keyed import KeyedBatches, find_collate
 from common.data.sections import build_dataset
 from tests.conftest import ErrorOf
-from tests.data.test_data import DATA, build
+from tests.parts.transforms.test_transforms import DATA, build
 
 
 @pytest.mark.parametrize(
@@ -29,7 +29,7 @@ def test_a_transform_that_does_not_fit(transform: dict[str, Any], words: str) ->
 
 
 def test_an_error_in_a_transform_names_it_and_the_sample() -> None:
-    negative_ = {"type": "tests.data.test_data.negative", "brightest": 1, "key": None}
+    negative_ = {"type": "tests.parts.transforms.test_transforms.negative", "brightest": 1, "key": None}
     data = build_dataset({"type": "DigitsDataset", "transforms": [negative_]}, "train", DATA, limit=9)
     where = r"sample 7 of DigitsDataset cannot be read: .*transforms\[0\] \(tests.*negative\): TypeError"
     with pytest.raises(RuntimeError, match=where):
@@ -38,18 +38,17 @@ def test_an_error_in_a_transform_names_it_and_the_sample() -> None:
 
 def test_mistakes_in_the_config_are_reported_together(error_of: ErrorOf) -> None:
     text = error_of(
-        "--dataset.train.transforms", "[{type: Normalise, mean: [0]}, {type: Normalize, mean: 0, std: [1], key: 3}]",
+        "--dataset.train.transforms", "[{type: Normalise, mean: [0]}, {type: Normalize, mean: 0, std: [1]}]",
         "--dataset.val.transforms", "Normalize", "--loader.collate", "{type: mixup, alhpa: 1}",
     )  # fmt: skip
-    assert "5 problems" in text
+    assert "4 problems" in text
     assert "dataset.train.transforms[0].type = 'Normalise'" in text and "did you mean Normalize?" in text
     assert "dataset.train.transforms[1].mean = 0" in text and "must be a valid array" in text
-    assert "dataset.train.transforms[1].key = 3" in text and "or null for all of it" in text
     assert "dataset.val.transforms = 'Normalize'" in text and "must be a list of sections" in text
     assert "loader.collate.alhpa = 1" in text and "did you mean alpha?" in text
 
 
 def test_mixing_needs_classes(error_of: ErrorOf) -> None:
-    words_ = ["--dataset.train", "{type: tests.data.test_data.Tuples, size: 99}", "--loader.collate"]
+    words_ = ["--dataset.train", "{type: tests.parts.transforms.test_transforms.Tuples, size: 99}", "--loader.collate"]
     assert "Tuples has no `classes`; give their number, classes: 10" in error_of(*words_, "mixup")
     assert "loader.collate.alpha: is 0" in error_of("--loader.collate", "{type: mixup, alpha: 0}")

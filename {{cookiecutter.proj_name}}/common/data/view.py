@@ -1,7 +1,7 @@
-"""A dataset around another one: some of its samples, changed when they are read."""
+"""A dataset around another one: some of its samples."""
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from itertools import islice
 from typing import Any
 
@@ -9,23 +9,14 @@ from torch.utils.data import IterableDataset
 
 
 class View:
-    """A dataset around another one, `whole`: all samples, or the first `limit`, go through `transforms` when read.
+    """A dataset around another one, `whole`: all samples, or the first `limit`. A subclass may change them when read.
 
     It is indexed or read in order, as the inner one is. Attributes that it does not define are those of the inner one.
     """
 
-    def __init__(
-        self,
-        whole: Any,
-        transforms: Sequence[Callable[[Any], Any]] = (),
-        limit: int = sys.maxsize,
-    ) -> None:
+    def __init__(self, whole: Any, limit: int = sys.maxsize) -> None:
         self.whole = whole
-        self._transforms = transforms
         self._limit = limit
-        # A dataset that draws nothing need not be seeded, unless a transform draws.
-        drawing = any(getattr(transform, "random", True) for transform in transforms)
-        self.random = drawing or getattr(whole, "random", True)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_") or name == "whole":  # unpickling looks up attributes before any are set
@@ -36,15 +27,10 @@ class View:
         return min(self._limit, len(self.whole))
 
     def __getitem__(self, index: int) -> Any:
-        return self._apply(self.whole[index])
+        return self.whole[index]
 
     def __iter__(self) -> Iterator[Any]:
-        return map(self._apply, islice(iter(self.whole), self._limit))
-
-    def _apply(self, sample: Any) -> Any:
-        for transform in self._transforms:
-            sample = transform(sample)
-        return sample
+        return islice(iter(self.whole), self._limit)
 
 
 def innermost(dataset: Any) -> Any:

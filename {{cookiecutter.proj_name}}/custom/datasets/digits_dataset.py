@@ -47,7 +47,7 @@ class DigitsDataset:
     def from_files(cls, files: Sequence[Any], **_: Any) -> View:
         """Read pictures of single digits, in any size, for predictions: with the part `images`."""
         images: Any = DATASET_REGISTRY.get("ImageFiles")
-        return View(images.from_files(files, size=[8, 8], channels=1), [_ink_is_bright])
+        return _Scans(images.from_files(files, size=[8, 8], channels=1))
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -64,13 +64,16 @@ class DigitsDataset:
         return {"image": image, "label": self.labels[index]}
 
 
-def _ink_is_bright(sample: dict[str, Any]) -> dict[str, Any]:
-    """Invert scans, where ink is dark on light paper: in the data, ink is bright."""
-    image = sample["image"]
-    border = torch.cat([image[:, 0].flatten(), image[:, -1].flatten(), image[..., 0].flatten()])
-    if border.median() > 0.5:
-        image = 1 - image
-    return {**sample, "image": image}
+class _Scans(View):
+    """Scans with their ink made bright, as it is in the data; on light paper it is dark."""
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        sample = self.whole[index]
+        image = sample["image"]
+        border = torch.cat([image[:, 0].flatten(), image[:, -1].flatten(), image[..., 0].flatten()])
+        if border.median() > 0.5:
+            image = 1 - image
+        return {**sample, "image": image}
 
 
 def _shift(image: Tensor, limit: int) -> Tensor:

@@ -1,4 +1,4 @@
-"""Order, shares, randomness and transforms of the training data."""
+"""Order, shares and randomness of the training data."""
 
 import random
 from pathlib import Path
@@ -7,20 +7,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from PIL import Image
-from torch import Tensor, nn
 
 from common.base.errors import UserError
 from common.data.loader import EvaluationLoader, LoaderConfig, TrainStream
 from common.data.order import EpochOrder, EpochPlan, evaluation_keys
-from common.data.sections import build_dataset
 from common.data.view import View
 from common.distributed import Rank
 from common.progress import Position
 import train
-from tests.conftest import Runs, same
-from tests.resume import differing, final, same_after_cut, words
-from tests.samples import Digits
 
 DATA = Path(train.__file__).parent / "data"
 CPU = torch.device("cpu")
@@ -168,68 +162,3 @@ def test_collate_by_path_by_data_set_or_by_default() -> None:
     assert first(Own(), LoaderConfig()) == 4
     assert first(Own(), LoaderConfig(collate="copy:copy"))[0]["index"] == 0
     assert first(View(Own(), limit=2), LoaderConfig()) == 2
-
-
-class RandomScale(nn.Module):
-    """As the transforms of torchvision: a module, called with one value, that draws from the global generators."""
-
-    def __init__(self, limit: float = 0.1) -> None:
-        super().__init__()
-        self.limit = limit
-
-    def forward(self, image: Tensor) -> Tensor:
-        return image * (1 + self.limit * (random.random() + float(np.random.rand()) + float(torch.rand(()))))
-
-
-def negative(image: Tensor, brightest: float = 1.0) -> Tensor:
-    """Return a transform that is a function."""
-    return brightest - image
-
-
-def doubled(sample: dict[str, Any]) -> dict[str, Any]:
-    """Return a transform of the whole sample."""
-    return {**sample, "image": sample["image"] * 2, "twice": sample["image"]}
-
-
-class Tuples:
-    """As the datasets of torchvision: neither `data_dir` nor `mode`, and samples of a picture and a number."""
-
-    def __init__(self, size: int, transform: Any = None) -> None:
-        self.size = size
-
-    def __len__(self) -> int:
-        return self.size
-
-    def __getitem__(self, index: int) -> tuple[Image.Image, int]:
-        return Image.fromarray(np.full((8, 8), index % 256, dtype=np.uint8)), index % 10
-
-
-def build(kind: str, *transforms: dict[str, Any], **more: Any) -> Any:
-    return build_dataset({"type": kind, "transforms": list(transforms), **more}, "train", DATA)
-
-
-def test_transforms_are_applied_in_turn() -> None:
-    """A class, a function with an argument, another key, the whole sample."""
-    plain = Digits(DATA, "train")[5]["image"]
-    here = "tests.data.test_data"
-    data = build(
-        "tests.samples.Digits",
-        {"type": f"{here}.negative", "brightest": 3},
-        {"type": f"{here}.doubled", "key": None},
-        {"type": f"{here}.negative", "key": "twice"},
-    )
-    assert torch.equal(data[5]["image"], (3 - plain) * 2) and torch.equal(data[5]["twice"], 1 - (3 - plain))
-    assert data.classes == Digits.classes and len(data) == 1200
-    assert data.random is True  # nothing says that `negative` does not draw
-
-
-def test_random_transforms_do_not_depend_on_workers_or_resumes(runs: Runs) -> None:
-    """Through the user's door: seeded like all that a dataset draws."""
-    scale = "{type: tests.data.test_data.RandomScale, limit: 0.5}"
-    kind = "tests.samples.Digits"
-    section = f"{{$REPLACE: true, type: {kind}, transforms: [{scale}]}}"  # the dataset itself draws nothing
-    more = words("plain", "--dataset.train", section)
-    alone = final(same_after_cut(runs, "plain", *more, at=5)[0])
-    assert differing(alone, final(runs.train(*more, "--num_workers", "2", name="workers"))) == []
-    without = final(runs.train(*words("plain", "--dataset.train", f"{{$REPLACE: true, type: {kind}}}"), name="without"))
-    assert not same(alone["latest"]["model"], without["latest"]["model"])

@@ -14,7 +14,7 @@ from library.data.files_below import files_below
 from library.data.image_files_dataset import ImageFiles
 from library.data.image_folder_dataset import ImageFolderDataset
 from library.data.sample_transform import ToFloat
-from tests.data.test_data import build
+from tests.parts.transforms.test_transforms import build
 
 
 def images(folder: Path, classes: dict[str, int]) -> Path:
@@ -114,7 +114,7 @@ def test_names_that_are_not_utf8(tmp_path: Path) -> None:
 
 def test_a_data_set_made_for_no_project() -> None:
     """By import path: it gets neither `data_dir` nor `mode`; its tuples become dicts of tensors."""
-    kind = "tests.data.test_data.Tuples"
+    kind = "tests.parts.transforms.test_transforms.Tuples"
     data = build(kind, {"type": "Named", "names": ["image", "label"]}, {"type": "ToFloat"}, size=40)
     assert set(data[30]) == {"image", "label"} and data[30]["label"] == 0
     assert data[30]["image"].shape == (1, 8, 8) and float(data[30]["image"][0, 0, 0]) == pytest.approx(30 / 255)

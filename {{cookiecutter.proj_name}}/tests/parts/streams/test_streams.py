@@ -15,7 +15,7 @@ from torch import Tensor
 from common.base.errors import UserError
 from tests.conftest import ErrorOf, Runs, load, metrics, same
 from tests.ranks import several
-from tests.resume import differing, final, same_after_cut, words
+from tests.resume import final, same_after_cut, words
 from tests.samples import Digits
 
 SAMPLES = 100
@@ -180,16 +180,6 @@ def test_workers_read_each_record_once(runs: Runs, name: str) -> None:
     shared = final(runs.train(*stream(name, "--num_workers", "3"), name="shared"))
     assert same(alone["latest"]["model"], shared["latest"]["model"])
     assert alone["latest"]["position"] == shared["latest"]["position"]
-
-
-def test_random_transforms_of_a_stream(runs: Runs) -> None:
-    """Seeded like all that a dataset draws."""
-    transforms = "[{type: tests.data.test_data.RandomScale, limit: 0.5}]"
-    more = stream("Rereading", "--dataset.train.transforms", transforms)
-    alone = final(runs.train(*more, name="alone"))
-    assert differing(alone, final(runs.train(*more, "--num_workers", "2", name="workers"))) == []
-    without = final(runs.train(*stream("Rereading"), name="without"))
-    assert not same(alone["latest"]["model"], without["latest"]["model"])
 
 
 @pytest.mark.slow
