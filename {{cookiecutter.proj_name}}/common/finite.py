@@ -2,14 +2,13 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import Any, Protocol
 
 import torch
 from loguru import logger
 from torch import Tensor
 
-from common.base.parts import installed, part
+from common.base.parts import fill
 from common.checkpoint.saver import Saver
 from common.checkpoint.state import RunState
 from common.data.loader import TrainStream, sample_text
@@ -22,7 +21,6 @@ from common.progress import Position
 # Steps that fp16 skips in a row: a warning; the end of the run.
 _WARNED = 5
 _ENDED = 20
-_MOST_PENDING = 1000  # values on a device, without a log line
 
 
 def are_finite(tensors: Sequence[Tensor]) -> bool:
@@ -47,29 +45,20 @@ class LossCheck:
         self._stream = stream
         self._saver = saver
         self._rank = rank
-        # Losses and norms of gradients that are on a device, in the order in which they were computed.
-        self._pending: list[tuple[Tensor, Callable[[float], TrainingError]]] = []
+        self._pending: list[tuple[Tensor, Position, str]] = []  # norms on a device, and of which updates
 
     def __call__(self, step: int, loss: Tensor) -> None:
         """Check the loss of `step`, counted from 1."""
         if not isinstance(loss, Tensor) or loss.numel() != 1:  # `backward` says what is wrong
             return
-        if not loss.is_cpu:
-            self._pending.append((loss.detach(), lambda _: self._bad_loss(step)))
-        elif not math.isfinite(loss.item()):
-            raise self._bad_loss(step)
-        if len(self._pending) >= _MOST_PENDING:
-            self.finish()
-
-    def _bad_loss(self, step: int) -> TrainingError:
-        return bad_loss(step, self._stream, self._saver, self._rank)
+        if loss.is_cpu and not math.isfinite(loss.item()):
+            raise bad_loss(step, self._stream, self._saver, self._rank)
 
     def gradient(self, at: Position, update: str, norm: Tensor) -> None:
         """Check the gradient of an update of the step that begins `at`, by its norm; on the CPU it is not finite."""
         if norm.is_cpu:
-            self.finish()  # its losses may be on a device: they are the cause
             raise self.bad_gradient(at, update, norm.item())
-        self._pending.append((norm, partial(self.bad_gradient, at, update)))
+        self._pending.append((norm, at, update))
 
     def bad_gradient(self, at: Position, update: str, norm: float) -> TrainingError:
         """Return the error for a gradient that is not finite though the losses are: it is the sum over all samples."""
@@ -79,16 +68,18 @@ class LossCheck:
             where = f"of update {update} {where}"
         return not_finite(f"the gradient {where}, has the norm {norm:g}, though its loss is finite", self._saver)
 
-    def finish(self) -> None:
-        """Check what is on a device. Waits for it."""
+    def finish(self, bad_step: int | None) -> None:
+        """Check the gradients on a device before `bad_step`, the first with a bad loss. Waits for it."""
         pending = self._pending
         self._pending = []
         if not pending:
             return
-        values = torch.stack([value.reshape(()) for value, _ in pending]).tolist()
-        for value, (_, error) in zip(values, pending, strict=True):
-            if not math.isfinite(value):
-                raise error(value)
+        norms = torch.stack([norm for norm, _, _ in pending]).tolist()
+        for norm, (_, at, update) in zip(norms, pending, strict=True):
+            if bad_step is not None and at.step + 1 >= bad_step:
+                return
+            if not math.isfinite(norm):
+                raise self.bad_gradient(at, update, norm)
 
 
 class ScaledSteps:
@@ -164,10 +155,8 @@ def step_check(
     """
     if config.debug.debug_mode:  # anomaly detection names the operation; with it, each step is logged, and so checked
         return None
-    bad_steps = part("bad_steps", "guard")
-    guard: StepGuard | None = None
-    if bad_steps is not None:
-        guard = bad_steps.build(config.optim, stream, saver, state, strategy, monitor)
+    arguments = (config.optim, stream, saver, state, strategy, monitor)
+    guard: StepGuard | None = fill("bad_steps", "guard", None, *arguments)
     if guard is None:
         return LossCheck(stream, saver, state.rank)
     state.states["bad_steps"] = guard
@@ -188,8 +177,6 @@ def bad_loss(step: int, stream: TrainStream, saver: Saver, rank: Rank, name: str
 
 def not_finite(what: str, saver: Saver) -> TrainingError:
     """Return the error that ends a run: the fault, the last checkpoint, and advice."""
-    advice = "Check the data for NaN; try a smaller optim.lr, clip_gradients, --debug."
-    if "bad_steps" in installed():
-        advice += " To leave such steps out: optim.bad_steps (skip, rewind)."
+    advice = "Check the data for NaN; try a smaller optim.lr, clip_gradients, --debug, or optim.bad_steps."
     saver.wait()  # it may still be writing the last good checkpoint
     return TrainingError(f"{what}; {saver.folder.last_good}.\n  {advice}")

@@ -142,8 +142,7 @@ class Trainer:
 
     def change_stage(self) -> None:
         """Begin another stage."""
-        if self.optimizer_step.loss_check is not None:
-            self.optimizer_step.loss_check.finish()
+        self.check_losses()
         self.optimizer_step.updates.clear()  # frees their wrappers
         self.begin_stage()
 
@@ -253,10 +252,10 @@ class Trainer:
 
         Every process must call this.
         """
+        bad_step = self.monitor.meter.first_bad_step()  # every process
         if self.optimizer_step.loss_check is not None:
-            self.optimizer_step.loss_check.finish()
-        is_bad = self.monitor.meter.first_bad_step()  # every process
-        if is_bad and self.monitor.meter.bad_here:
+            self.optimizer_step.loss_check.finish(bad_step)
+        if self.monitor.meter.bad_here:
             step, name = self.monitor.meter.bad_here
             raise bad_loss(step, self.stream, self.saver, self.rank, name)
 
