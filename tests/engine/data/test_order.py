@@ -63,9 +63,9 @@ def test_a_repeated_sample_has_other_random_numbers() -> None:
     noise = [tuple(item["noise"].tolist()) for item in found]
     assert (len(set(noise)), noise[0]) == (3, noise[3])
     assert noise[0] == tuple(seen(stream_of(Labelled(), seed=3), Position())[6])
-    assert sorted(order_of("balanced", samples=36)(1).tolist())[-1] == 6 + 11 * 12
+    assert len(set(order_of("balanced", samples=36)(1).tolist())) == 36
     narrow = order_of("tests.data.test_order.repeated")(0)
-    assert narrow.tolist() == [0, 3, 12, 24, 15] and narrow.dtype == np.int64
+    assert narrow.tolist() == [0, 15, 24, 36, 51] and narrow.dtype == np.int64
 
 
 @pytest.mark.parametrize(

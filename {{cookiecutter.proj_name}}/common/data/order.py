@@ -13,9 +13,9 @@ import torch
 
 from common.base.errors import UserError
 from common.config.registry import ORDER_REGISTRY
-from common.data.keyed import BatchKey, loop_streams_unchanged, seed_all, set_epoch
+from common.data.keyed import BatchKey, seed_all, set_epoch
 from common.data.view import kind_of
-from common.distributed.seed import mix
+from common.distributed.seed import mix, random_state_unchanged
 from common.progress import Position
 
 
@@ -41,23 +41,15 @@ class EpochOrder:
         self.size = 0
         self._samples = len(dataset)
         self._function = ORDER_REGISTRY.build(section)
-        self._epoch = 0
-        self._latest = self._indices(0)
-        self.size = len(self._latest)
+        self.size = len(self(0))
 
     def __call__(self, epoch: int) -> np.ndarray[Any, Any]:
-        """Shape (size,); a sample's second occurrence has the number index + len(dataset), its third 2 * len, ...
+        """Shape (size,). In an epoch that repeats samples, each has a multiple of len(dataset) added to its index.
 
         So each occurrence has random numbers of its own.
         """
-        if self._epoch != epoch:
-            self._latest = self._indices(epoch)
-            self._epoch = epoch
-        return self._latest
-
-    def _indices(self, epoch: int) -> np.ndarray[Any, Any]:
         size = self._samples
-        with loop_streams_unchanged():
+        with random_state_unchanged():
             seed_all(mix(self.seed, epoch))
             set_epoch(self.dataset, epoch)
             now = len(self.dataset)
@@ -82,15 +74,9 @@ class EpochOrder:
         if problem:
             raise UserError(f"loader.order: {self.name} returned, for epoch {epoch + 1}, {problem}")
         order = order.astype(np.int64, copy=False)
-        if np.bincount(order).max() == 1:
-            return order
-        # A sample that comes again gets another number: of 10 samples, 5, 5, 2 become 5, 15, 2.
-        # occurrence[i]: how often the sample order[i] came before position i.
-        by_index = np.argsort(order, kind="stable")
-        grouped = order[by_index]
-        occurrence = np.empty_like(order)
-        occurrence[by_index] = np.arange(len(order)) - np.searchsorted(grouped, grouped)
-        return order + size * occurrence
+        if np.bincount(order).max() > 1:
+            order = order + size * np.arange(len(order))
+        return order
 
 
 @ORDER_REGISTRY.register()

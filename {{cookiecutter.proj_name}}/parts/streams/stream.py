@@ -14,13 +14,13 @@ from torch.utils.data import IterableDataset
 
 from common.base.errors import UserError
 from common.data.held import OwnGenerators
-from common.data.keyed import find_collate, loop_streams_unchanged, make_batch, seed_all, set_epoch
+from common.data.keyed import find_collate, make_batch, seed_all, set_epoch
 from common.data.loader import Step, TrainStream, make_loader, refuse_lost_state
 from common.data.order import GlobalBatch
 from common.data.view import kind_of
 from common.data.workers import read
 from common.distributed import Rank, gather_objects, max_over_ranks
-from common.distributed.seed import mix
+from common.distributed.seed import mix, random_state_unchanged
 from common.progress import Position
 from common.settings import RunConfig
 
@@ -88,7 +88,7 @@ class _Batches(IterableDataset[Any]):
         mark = 0
         for number in count(self.first):
             is_own = number % workers == worker
-            with loop_streams_unchanged():
+            with random_state_unchanged():
                 seed = mix(self.seed, _STREAM, self.epoch, number, reader)
                 seed_all(seed)
                 own.seed(seed)
@@ -97,7 +97,7 @@ class _Batches(IterableDataset[Any]):
                 # If only other ranks have samples left, this one borrows some, with weight 0, as `EpochPlan` does.
                 batch = None
                 if records and is_own:
-                    batch = make_batch(self.collate, share or records[:2], self._name)
+                    batch = make_batch(self.collate, share or records[:2], self.dataset)
             if not records:
                 if number == 0 and self.begins_anew:
                     self.state, self.begins_anew = None, False
@@ -108,16 +108,13 @@ class _Batches(IterableDataset[Any]):
             if is_own:
                 yield _MicroBatch(batch, len(share), len(records), mark)
 
-    def _name(self, number: int) -> str:
-        return f"record {number + 1} of a batch of {kind_of(self.dataset)}"
-
     def _begin(self, reader: int) -> tuple[Iterator[Any], OwnGenerators]:
         """Return the records of the next pass, and the dataset's own generators.
 
         An order that `__iter__` draws at once is the same for all readers.
         """
         seed = mix(self.seed, _STREAM, self.epoch, -1, reader)
-        with loop_streams_unchanged():
+        with random_state_unchanged():
             seed_all(seed)
             set_epoch(self.dataset, self.epoch)
             if self.state is not None:

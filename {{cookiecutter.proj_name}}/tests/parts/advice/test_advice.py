@@ -96,8 +96,8 @@ CASES: list[tuple[list[str], int, list[str]]] = [
     (data("double", "val"), 1, ["image float64", "not have the dtype of the weights (float32)"]),
     (data("label 10", "val"), 2, ["in sample 7 of dataset.val: the model gives 10 classes, so labels must be 0 to 9"]),
     (data("label 10", "train"), 2, ["in sample 7 of dataset.train: the model gives 10 classes"]),
-    (data("size", "val"), 2, ["and sample 7 of WrongDigits", "need the same entries and shapes"]),
-    (data("nothing", "val"), 2, ["no batch can be made of sample 0 of WrongDigits: TypeError", "NoneType"]),
+    (data("size", "val"), 2, ["6, 7, ... of WrongDigits", "need the same entries and shapes"]),
+    (data("nothing", "val"), 2, ["no batch can be made of samples 0, 1, ", "of WrongDigits: TypeError", "NoneType"]),
 ]  # fmt: skip
 
 
