@@ -7,7 +7,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))  # python -P and PYTHON
 
 from common import distributed
 from common.base.errors import UserError
-from common.base.files import why_unwritten, without_tilde
+from common.base.files import why_unwritten
 from common.base.parts import fill
 from common.base.text import label, number
 from common.build import build_evaluation, check_classes
@@ -33,7 +33,7 @@ _NO_CHECKPOINT = "model_pt: which checkpoint? python evaluate.py --model_pt expe
 def eval_dir(config: DirConfig, checkpoint: Path, split: str, project: Path) -> Path:
     """Return the output folder for a checkpoint and a split; splits other than eval get their own folder."""
     if config.eval_dir is not None:
-        return project / without_tilde(config.eval_dir, "dir.eval_dir")
+        return project / Path(config.eval_dir).expanduser()
     name = checkpoint.stem
     if split != "eval":
         name += f"_{split}"
@@ -52,7 +52,7 @@ def main(argv: list[str]) -> int:
     set_up_process(config.dist, rank)
     if config.model_pt is None:
         raise UserError(_NO_CHECKPOINT)
-    path = best_in(without_tilde(config.model_pt, "model_pt"))
+    path = best_in(config.model_pt)
     folder = eval_dir(config.dir, path, config.split, PROJECT)
     with distributed_run(rank, config.dist, resolved.values) as rank, entered("explain"):
         if rank.is_main:
@@ -71,7 +71,7 @@ def read_config(argv: list[str]) -> Resolved[EvalConfig]:
     origin = ""
     model_pt = option_value(argv, "--model_pt")
     if model_pt and option_value(argv, "--config") is None:
-        path = best_in(without_tilde(model_pt, "model_pt"))
+        path = best_in(model_pt)
         stored = read_checkpoint(path)["about"]["config"]
         origin = f"the config in {path}"
         words = with_default_launch(argv)

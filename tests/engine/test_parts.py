@@ -1,16 +1,12 @@
 """Parts: the folder, its tests and its page are all of it. Without them all else works, and says what is missing."""
 
-import ast
-import re
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-import yaml
 
-from common.config.registry import _OF_PARTS
 from tests.conftest import ENVIRONMENT, PROJECT, SMALL
 
 # What asks for a part, and what an earlier run of it has in its checkpoint.
@@ -54,19 +50,3 @@ def test_a_part_that_is_deleted(name: str, tmp_path: Path) -> None:
     assert train("with", "--resume", "auto", "--allow_changes", epochs="2").endswith("exit 0")
     best = "experiments/with/checkpoints/best.pt"
     assert program(project, "evaluate", "--model_pt", best).endswith("exit 0")
-
-
-def test_the_names_that_parts_bring_are_known_without_them() -> None:
-    """What the files of a part in library/ register, by kind and name; some need a package that is not installed."""
-    brings = dict[str, set[str]]()
-    for part, leaf in yaml.safe_load((PROJECT / "leaves.yaml").read_text(encoding="utf-8")).items():
-        files = {path for pattern in leaf["files"] if pattern.startswith("library/") for path in PROJECT.glob(pattern)}
-        for file in files:
-            for node in ast.parse(file.read_text(encoding="utf-8")).body:
-                if not isinstance(node, ast.FunctionDef | ast.ClassDef):
-                    continue
-                for decorator in node.decorator_list:
-                    found = re.fullmatch(r"([A-Z]+)_REGISTRY\.register\('?(\w*)'?\)", ast.unparse(decorator))
-                    if found:
-                        brings.setdefault(part, set()).add(f"{found[1].lower()}.{found[2] or node.name}")
-    assert brings == {part: set(names.split()) for part, names in _OF_PARTS.items()}

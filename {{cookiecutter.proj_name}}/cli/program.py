@@ -10,7 +10,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
-from common.base.files import PROJECT, without_tilde
+from common.base.files import PROJECT
 from common.config import Resolved, option_value, section
 from common.distributed import is_launched
 from common.failure.program import exit_process, report_errors
@@ -79,7 +79,7 @@ def config_of_run(resume: str | None) -> Path | None:
     """Return the config file of the last start of the run that `--resume` names; None if it names none."""
     if not resume or resume == "auto":  # the run that the config names, and the config is not known yet
         return None
-    path = without_tilde(resume, "resume")
+    path = Path(resume).expanduser()
     if path.is_dir():
         path = path / "x.pt"
     folder = RunPaths.of_checkpoint(path)

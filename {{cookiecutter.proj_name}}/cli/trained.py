@@ -7,13 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from common.base.errors import UserError
-from common.base.files import without_tilde
 from common.base.text import label
 from common.build import build_task
 from common.checkpoint.file import read_checkpoint
 from common.checkpoint.folder import best_in
 from common.checkpoint.state import load_task as load_state
-from common.config import option_value
 from common.data.sections import sets_of
 from common.distributed import DistConfig, Rank, find_rank
 from common.distributed.devices import set_up_process
@@ -71,14 +69,14 @@ def load_trained(model_pt: str | Path, options: Sequence[str] = ()) -> Trained:
     Raises:
         UserError: there is no checkpoint, or an option is wrong.
     """
-    path = best_in(without_tilde(model_pt, "model_pt"))
+    path = best_in(model_pt)
     state = read_checkpoint(path)
     prog = Path(sys.argv[0]).name
     resolved = parse(Config, options, prog=prog, stored=state["about"]["config"], origin=f"the config in {path}")
     for text in resolved.warnings:
         logger.warning("{}", text)
     config = resolved.config
-    rank = find_device(config.gpu_ids, asked=option_value(options, "--gpu_ids") is not None)
+    rank = find_device(config.gpu_ids)
     set_up_process(config.dist, rank)
     return load_task(config, path, state, rank)
 
@@ -102,17 +100,11 @@ def load_task(config: Config, path: Path, state: Mapping[str, Any], rank: Rank) 
     return Trained(path, config, task.eval(), rank, precision, seed, state["position"])
 
 
-def find_device(gpu_ids: int | list[int] | str, *, asked: bool) -> Rank:
-    """Choose the first device of a run; the CPU if this machine lacks that device, unless it was `asked` for."""
+def find_device(gpu_ids: int | list[int] | str) -> Rank:
+    """Choose the first device of a run. Raises `UserError` if this machine lacks it."""
     first: Any = gpu_ids
     if isinstance(gpu_ids, list):
         first = gpu_ids[0]
     elif gpu_ids == "all":
         first = 0
-    try:
-        return find_rank(first, DistConfig(launcher="none"))
-    except UserError:
-        if asked:
-            raise
-        logger.warning("gpu_ids: this machine has no device {}, so the CPU is used", gpu_ids)
-        return Rank()
+    return find_rank(first, DistConfig(launcher="none"))

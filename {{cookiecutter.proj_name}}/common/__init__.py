@@ -2,26 +2,8 @@
 
 import gc
 import importlib.util
-import os
 import sys
 from pathlib import Path
-
-# Standard streams that the shell has closed, as by `>&-`, lead to /dev/null. Otherwise the next file to be opened, such
-# as a checkpoint, would get the number of the closed one, and with it what libraries print.
-for _NAME, _MODE in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
-    if getattr(sys, _NAME) is None:
-        _NUMBER = os.open(os.devnull, os.O_RDWR)  # the lowest free one, which is this stream's
-        os.set_inheritable(_NUMBER, True)
-        _STREAM = open(_NUMBER, _MODE, encoding="utf-8", errors="backslashreplace", closefd=False)  # noqa: SIM115
-        setattr(sys, _NAME, _STREAM)
-
-
-try:
-    os.getcwd()
-except FileNotFoundError:
-    print("error: the working folder no longer exists; change to one that does", file=sys.stderr)
-    sys.exit(2)
-
 
 _NEEDED = ("torch", "numpy", "yaml", "pydantic", "loguru", "tqdm", "PIL")
 _MISSING = [name for name in _NEEDED if importlib.util.find_spec(name) is None]

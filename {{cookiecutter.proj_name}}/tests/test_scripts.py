@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import shlex
 import shutil
 import subprocess
@@ -115,12 +114,3 @@ def test_eval_takes_the_checkpoint_as_every_command_does(call, tmp_path: Path, w
     folder, program, *arguments = call("eval.sh", *words, "--split", "val").stdout.splitlines()
     assert (Path(folder), program) == (ROOT, "evaluate.py")
     assert "=".join(arguments[:-2]) == f"--model_pt={tmp_path}/best.pt" and arguments[-2:] == ["--split", "val"]
-
-
-def test_the_tools_are_listed() -> None:
-    """python -m tools: every program, with what it does."""
-    done = subprocess.run([sys.executable, "-m", "tools"], cwd=ROOT, capture_output=True, text=True, check=True)
-    for file in (ROOT / "tools").glob("[a-z]*.py"):
-        if '"__main__"' not in file.read_text(encoding="utf-8"):
-            continue  # what a program of another folder is made of
-        assert re.search(rf"^python -m tools.{file.stem} +\w.*", done.stdout, re.MULTILINE), file

@@ -40,7 +40,7 @@ class ProfiledTask:
 
     def __init__(self, config: Config, size: int) -> None:
         first, dist = in_stage(config, 0), replace(config.dist, processes=None)
-        rank = find_device(config.gpu_ids, asked=True)
+        rank = find_device(config.gpu_ids)
         set_up_process(dist, rank)
         seed = choose_seed(dist, rank)
         stream = build_stream(replace(config, batch_size=size), rank, seed)

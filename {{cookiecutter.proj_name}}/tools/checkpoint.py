@@ -21,7 +21,7 @@ _LONGEST = 80  # characters that are shown of a value
 def main(argv: list[str]) -> int:
     """Print the contents of a checkpoint, or write its weights alone to a file."""
     parser = argparse.ArgumentParser(prog="python -m tools.checkpoint", description=__doc__)
-    parser.add_argument("file", type=lambda word: best_in(Path(word)), help="a checkpoint, or a run: its best one")
+    parser.add_argument("file", type=best_in, help="a checkpoint, or a run: its best one")
     parser.add_argument("--weights", type=Path, metavar="OUT", help="write the weights alone, as .pt or .safetensors")
     parser.add_argument("--config", action="store_true", help="print the whole config of the run instead")
     options = parser.parse_args(argv)

@@ -42,18 +42,6 @@ def atomic_file(path: Path) -> Iterator[BinaryIO]:
         raise
 
 
-def without_tilde(path: str | Path, key: str) -> Path:
-    """Return `path`, the value of `key`, with a `~` at its beginning replaced by the user's home folder.
-
-    Raises:
-        UserError: this user has none: in a container, a user id is often without an entry in /etc/passwd.
-    """
-    whole = os.path.expanduser(path)
-    if whole.startswith("~"):
-        raise UserError(f"{key}: {path}: this user has no known home folder; set HOME, or write the whole path")
-    return Path(whole)
-
-
 def why_unwritten(error: OSError, path: Path) -> str:
     """Say why `path` could not be written, such as a link that leads nowhere."""
     for part in (path, *path.parents):

@@ -27,28 +27,18 @@ def _cpu_quotas(groups: Path, mounted: Path) -> Iterator[int]:
     """Yield the CPU quotas of this process' control group and of those that contain it, rounded up to whole cores.
 
     Args:
-        groups: lists the groups of this process, `0::/path` in version 2 and `4:cpu,cpuacct:/path` in version 1.
-        mounted: the folder of version 2, in which version 1 has one folder for each list of controllers.
+        groups: lists the groups of this process: `0::/path` in version 2, the only one that is read.
+        mounted: the folder of all groups.
     """
     if not groups.is_file():
         return
     for line in groups.read_text().splitlines():
-        _, controllers, path = line.split(":", 2)
-        if controllers and "cpu" not in controllers.split(","):
-            continue
-        files = ["cpu.max"]
-        top = mounted
-        if controllers:
-            files = ["cpu.cfs_quota_us", "cpu.cfs_period_us"]
-            top = mounted / "cpu"
         # In a container, the path may be that on the host, and the container's own group the one at the top.
-        group = top / path.lstrip("/")
-        while group.is_relative_to(top):
+        group = mounted / line.removeprefix("0::/")
+        while line.startswith("0::") and group.is_relative_to(mounted):
             with suppress(OSError, ValueError):  # no such file, or "max"
-                words = " ".join((group / file).read_text() for file in files)
-                quota, period = map(int, words.split())
-                if quota > 0:
-                    yield -(-quota // period)
+                quota, period = map(int, (group / "cpu.max").read_text().split())
+                yield -(-quota // period)
             group = group.parent
 
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from loguru import logger
 
-from common.base.files import unused_path, without_tilde
+from common.base.files import unused_path
 from common.checkpoint.file import (
     CheckpointError,
     State,
@@ -164,12 +164,13 @@ class CheckpointFolder:
         return None
 
 
-def best_in(path: Path) -> Path:
+def best_in(name: str | Path) -> Path:
     """Return a run's best checkpoint, given its folder or checkpoint folder; the latest without one; a file as is."""
-    for name in ("best.pt", "latest.pt"):
+    path = Path(name).expanduser()
+    for file in ("best.pt", "latest.pt"):
         for folder in (path / "checkpoints", path):
-            if (folder / name).is_file():
-                return folder / name
+            if (folder / file).is_file():
+                return folder / file
     return path
 
 
@@ -200,7 +201,7 @@ def find_checkpoint(resume: str | None, own_folder: Path, rank: Rank) -> LoadedC
 def _find(resume: str, own_folder: Path) -> LoadedCheckpoint | None:
     if resume == "auto":
         return CheckpointFolder(own_folder).newest()
-    path = without_tilde(resume, "resume")
+    path = Path(resume).expanduser()
     for folder in (path / "checkpoints", path):
         checkpoint = CheckpointFolder(folder).newest()
         if checkpoint is not None:

@@ -14,7 +14,6 @@ from loguru import logger
 from torch import Tensor, nn
 
 from common.base.errors import UserError
-from common.base.files import without_tilde
 from common.base.parts import AVERAGE
 from common.base.text import flat
 from common.checkpoint.file import CheckpointError, State, is_checkpoint, load_archive
@@ -105,7 +104,7 @@ def weights_path(path: str | None, project: Path) -> str | None:
     """`init_from.path`, absolute: a relative one starts at the project. None and web addresses are unchanged."""
     if path is None or _is_address(path):
         return path
-    return str(project / without_tilde(path, "init_from.path"))
+    return str(project / Path(path).expanduser())
 
 
 def _is_address(path: str) -> bool:

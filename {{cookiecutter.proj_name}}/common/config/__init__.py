@@ -7,7 +7,7 @@ schema, `arguments` a free section against a signature, and `resolve` has the en
 
 from common.config.overrides import option_value
 from common.config.problem import ABSENT, ConfigError, Problem, shown_path
-from common.config.resolve import Resolved, overlaid, resolve
+from common.config.resolve import Resolved, resolve
 from common.config.schema import section
 from common.config.source import dump
 
@@ -18,7 +18,6 @@ __all__ = [
     "Resolved",
     "dump",
     "option_value",
-    "overlaid",
     "resolve",
     "section",
     "shown_path",

@@ -119,8 +119,6 @@ def _fit(parameter: inspect.Parameter, value: Any) -> Any:
     annotation = parameter.annotation
     if value is None and parameter.default is None:  # `width: int = None` is common
         return value
-    if isinstance(value, str) and not admits(annotation, str):
-        value = _dtype(value, "torch.dtype" in str(annotation))
     wanted = annotation
     if isinstance(parameter.default, (list, tuple)):
         wanted = list
@@ -134,15 +132,3 @@ def _fit(parameter: inspect.Parameter, value: Any) -> Any:
     if isinstance(fitted, Iterator):  # for Iterable, pydantic gives a one-pass iterator
         return value
     return fitted
-
-
-def _dtype(text: str, is_required: bool) -> Any:
-    """Return the dtype that a string like "torch.float32" names; the string if it names none."""
-    import torch  # only here: programs that show runs read configs without it
-
-    dtype = getattr(torch, text.removeprefix("torch."), None)
-    if text.startswith("torch.") and isinstance(dtype, torch.dtype):
-        return dtype
-    if is_required:
-        raise ValueError("must be a dtype such as torch.float32")
-    return text

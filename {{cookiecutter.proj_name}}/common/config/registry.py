@@ -17,18 +17,6 @@ from common.config.problem import ABSENT, Problem, did_you_mean, shown_path, sug
 F = TypeVar("F", bound=Callable[..., Any])
 Names = Collection[str]
 
-# Kind and name of the entries in library/ that a part brings.
-_OF_PARTS = {
-    "extras": "schedule.poly schedule.PolyLR schedule.multistep schedule.MultiStepLR schedule.exponential "
-    "schedule.ExponentialLR schedule.wsd schedule.trapezoid schedule.cosine_restarts schedule.onecycle "
-    "schedule.plateau order.weighted order.balanced metric.ConfusionMatrix metric.AreaUnderCurve "
-    "metric.MeanAveragePrecision",
-    "images": "dataset.ImageFiles dataset.ImageFolderDataset transform.Named transform.ToFloat transform.Normalize",
-    "mixing": "dataset.Concat dataset.Repeat dataset.Subset collate.mixup collate.cutmix",
-    "pack": "dataset.TarDataset",
-    "trackers": "writer.mlflow writer.wandb",
-}
-
 
 def needs(package: str) -> None:
     """Leave out the file that calls this if a package is not installed. It imports the package where it uses it."""
@@ -122,9 +110,6 @@ class Registry:
         file = f"{self._where}/.../<name>_{self.kind}.py"
         remedy = f"add @{self.kind.upper()}_REGISTRY.register() to a class or function in {file}"
         said = f"there is no {self.kind} called {name}; {known} (for a new one, {remedy})"
-        for part, entries in _OF_PARTS.items():
-            if f"{self.kind}.{name}" in entries.split():
-                said = f"the {self.kind} {name} needs the part {part} (make add PART={part}), or a package"
         raise UserError("\n      ".join([said, *self.left_out]))
 
     def build(self, section: str | Mapping[str, Any], *, ignore: Names = (), **provided: Any) -> Any:

@@ -1,4 +1,4 @@
-"""The entry points: files and options, or layers of plain values, as one checked configuration.
+"""The entry points: files and options, or a tree of values, as one checked configuration.
 
 In the stored config of an earlier run, a key that this version does not have is no typo: it is dropped, with a warning
 that names it.
@@ -70,18 +70,15 @@ def resolve(
         body = read_file(find_file("--debug", str(overlay), Path()))
         body.value.pop("$BASE", None)
         tree = with_defaults(merge(tree, body, schema), schema)
-    return _checked(schema, lay_over(tree, keys, schema), problems, tuple(records))
+    return checked(schema, lay_over(tree, keys, schema), problems, tuple(records))
 
 
-def overlaid(schema: type[T], *layers: Mapping[str, Any]) -> T:
-    """Return a section from layers of plain values, each laid over the last. Raises `ConfigError`."""
-    tree = Node({}, DEFAULT)
-    for layer in layers:
-        tree = merge(tree, node_of(dict(layer), DEFAULT), schema)
-    return _checked(schema, tree, [], ()).config
-
-
-def _checked(schema: type[T], tree: Node, problems: Sequence[Problem], records: tuple[str, ...]) -> Resolved[T]:
+def checked(
+    schema: type[T],
+    tree: Node,
+    problems: Sequence[Problem] = (),
+    records: tuple[str, ...] = (),
+) -> Resolved[T]:
     """Read and check a tree. What was written in `records`, and is unknown today, is dropped."""
     reader = Reader(with_defaults(tree, schema), schema)
     values = reader.values

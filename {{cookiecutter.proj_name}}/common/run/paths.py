@@ -7,7 +7,6 @@ from pathlib import Path
 
 from common.base.errors import UserError
 from common.base.files import PROJECT as PROJECT
-from common.base.files import without_tilde
 from common.config import section
 from common.config.problem import shown_path
 
@@ -26,7 +25,7 @@ class DirConfig:
 
 def data_dir(config: DirConfig, project: Path) -> Path:
     """Return the parent folder of all datasets."""
-    return project / without_tilde(config.data_dir or "data", "dir.data_dir")
+    return project / Path(config.data_dir or "data").expanduser()
 
 
 class RunPaths:
@@ -67,7 +66,7 @@ class RunPaths:
                 f"name: {name!r} cannot name a folder: it must not be empty, '.' or '..', begin with '-',"
                 f" or hold a slash or a control character; to put runs elsewhere use --dir.runs_dir"
             )
-        return cls(project / without_tilde(config.runs_dir or "experiments", "dir.runs_dir") / name)
+        return cls(project / Path(config.runs_dir or "experiments").expanduser() / name)
 
     @classmethod
     def of_checkpoint(cls, checkpoint: Path) -> "RunPaths":

@@ -13,7 +13,10 @@ from torch.optim import Optimizer
 from common.base.errors import UserError, error_context
 from common.base.parts import part_of
 from common.checkpoint.resume import Change, changes
-from common.config import ABSENT, ConfigError, Problem, overlaid
+from common.config import ABSENT, ConfigError, Problem
+from common.config.layers import merge
+from common.config.resolve import checked
+from common.config.source import node_of
 from common.evaluation.loss import measured_losses
 from common.model.prepare import check_patterns
 from common.optim.groups import needs_closure
@@ -55,7 +58,12 @@ def settings_in(config: Any, number: int) -> Any:
         return config
     if number >= len(config.stages):
         raise UserError(f"the checkpoint is in stage {number + 1}, but the config has {len(config.stages)} stages")
-    return overlaid(type(config), *stage_layers(config, number))
+    return _overlaid(type(config), *stage_layers(config, number))
+
+
+def _overlaid(schema: type, values: dict[str, Any], over: dict[str, Any]) -> Any:
+    """Return the settings `values` with others laid over them. Raises `ConfigError`."""
+    return checked(schema, merge(node_of(values, "default"), node_of(over, "default"), schema)).config
 
 
 def stage_problems(config: Any) -> Iterator[Problem]:
@@ -77,8 +85,11 @@ def stage_problems(config: Any) -> Iterator[Problem]:
 
 def _mistakes(config: Any, number: int | None = None) -> list[Problem]:
     """Return the problems of the whole config, or of that of a stage."""
+    layers: tuple[dict[str, Any], dict[str, Any]] = (to_jsonable_python(config), {})
+    if number is not None:
+        layers = stage_layers(config, number)
     try:
-        overlaid(type(config), *([to_jsonable_python(config)] if number is None else stage_layers(config, number)))
+        _overlaid(type(config), *layers)
     except ConfigError as error:
         return error.problems
     return []

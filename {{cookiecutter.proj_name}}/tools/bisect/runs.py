@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from common.base.errors import UserError
-from common.base.files import without_tilde, write_text
+from common.base.files import write_text
 from common.base.text import flat, number
 from common.checkpoint.resume import SAFE, Change, changes
 from common.config import dump
@@ -217,7 +217,7 @@ class Trials:
         config["dist"]["random_seed"] = self.good.start["seed"] + trial.seed
         write_text(stored / "config.yaml", dump(config))
         write_text(stored / "run.json", '{"attempts": []}')  # beside it, a config may have keys that the code lacks
-        data = PROJECT / without_tilde(config["dir"].get("data_dir") or "data", "dir.data_dir")
+        data = PROJECT / Path(config["dir"].get("data_dir") or "data").expanduser()
         words = [f"--config={stored / 'config.yaml'}", f"--dir.runs_dir={self._folder}", f"--dir.data_dir={data}"]
         words += ["--name=run", "--resume=null", "--monitor.writers=[]"]
         command = [sys.executable, str(project / "train.py"), *words]

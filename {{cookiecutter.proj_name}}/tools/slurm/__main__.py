@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from common.base.errors import UserError
-from common.base.files import unused_path, without_tilde, write_text
+from common.base.files import unused_path, write_text
 from common.checkpoint.weights import weights_path
 from common.config import Resolved, dump, option_value
 from common.distributed.devices import GpuIds
@@ -146,7 +146,7 @@ def freeze_config(values: Mapping[str, Any], run: RunPaths, gpus: int) -> dict[s
         refuse_sources_in_moved_run({"resume": values["resume"], "init_from.path": init_path}, run)
     eval_dir = values["dir"]["eval_dir"]
     if eval_dir is not None:
-        eval_dir = str(PROJECT / without_tilde(eval_dir, "dir.eval_dir"))
+        eval_dir = str(PROJECT / Path(eval_dir).expanduser())
     return {
         **values,
         "name": run.name,

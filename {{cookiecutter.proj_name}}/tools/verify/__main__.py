@@ -9,7 +9,6 @@ import argparse
 import tempfile
 from pathlib import Path
 
-from common.base.files import without_tilde
 from common.checkpoint.resume import compare
 from common.monitor.log import setup_log
 from common.run.paths import RunPaths
@@ -25,7 +24,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--from", dest="start", help="start, or a checkpoint; by default the oldest one that is kept")
     options = parser.parse_args(argv)
     setup_log("ERROR")
-    paths = RunPaths(without_tilde(options.run, "RUN").resolve())
+    paths = RunPaths(options.run.expanduser().resolve())
     segment = read_segment(paths, options.start)
     with tempfile.TemporaryDirectory(prefix="verify-") as folder:
         rows, end = replay(segment, Path(folder))

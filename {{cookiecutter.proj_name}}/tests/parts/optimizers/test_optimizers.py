@@ -6,7 +6,7 @@ import torch
 from common.base import parts
 from common.base.errors import UserError
 from common.base.parts import refuse_absent
-from common.config import ConfigError, overlaid
+from common.config import ConfigError, resolve
 from common.optim import OptimConfig, build_optimizer
 from tests.conftest import Runs, load
 from tests.optim.test_optim import loss_of, mlp, train
@@ -18,7 +18,7 @@ def test_an_optimizer_per_group_is_that_optimizer_alone() -> None:
     matrices = {"match": "*", "ndim": 2, "optim_type": "muon", "lr_mult": 20}
     groups = [matrices, {"match": "0.bias", "args": {"betas": [0.5, 0.9]}}]
     values = {"optim_type": "adamw", "weight_decay": 0.1, "args": {"eps": 1e-6}, "groups": groups}
-    config = overlaid(OptimConfig, values)
+    config = resolve(OptimConfig, [], stored=values).config
     mine, model = mlp(), mlp()
     first, second = model[0], model[2]
     alone: list[torch.optim.Optimizer] = [
@@ -38,11 +38,11 @@ def test_an_optimizer_per_group_is_that_optimizer_alone() -> None:
 def test_wrong_groups() -> None:
     """A name for two groups of different optimizers; two learning rates."""
     one = {"match": "0.weight", "optim_type": "SGD", "name": "x"}
-    config = overlaid(OptimConfig, {"groups": [one, {"match": "0.bias", "name": "x"}]})
+    config = resolve(OptimConfig, [], stored={"groups": [one, {"match": "0.bias", "name": "x"}]}).config
     with pytest.raises(UserError, match="two groups of parameters are called x"):
         build_optimizer(config, mlp())
     with pytest.raises(ConfigError, match="lr_mult is one too"):
-        overlaid(OptimConfig, {"groups": [{**one, "lr": 0.1, "lr_mult": 3}]})
+        resolve(OptimConfig, [], stored={"groups": [{**one, "lr": 0.1, "lr_mult": 3}]})
 
 
 def test_the_core_refuses_to_resume_without_it(monkeypatch: pytest.MonkeyPatch) -> None:
