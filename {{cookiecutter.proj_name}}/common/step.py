@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from copy import copy, deepcopy
+from copy import deepcopy
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -17,7 +17,6 @@ from common.base.parts import required
 from common.data.loader import Step, TrainStream
 from common.distributed import Rank, own_buffers, sum_over_ranks
 from common.distributed.buffers import buffers_unchanged
-from common.distributed.seed import random_state_unchanged
 from common.evaluation.loss import Losses
 from common.finite import LossCheck, ScaledSteps, StepGuard
 from common.model import Strategy
@@ -132,14 +131,10 @@ class OptimizerStep:
             if self.guard is not None:
                 self.guard.begin()
             self.gradients(update, step, weights, at)
-            scale_helps = partial(self.scale_helps, update, step, weights, at)
-            # A guard decides first. Without it, fp16 may skip; a NaN that remains without the scale ends the run.
-            if self.guard is not None and self.guard.refuses(name, self.norm(), at, scale_helps):  # every process
+            # A guard decides first; fp16 skips an update whose scaled gradients are not finite.
+            is_refused = self.guard is not None and self.guard.refuses(name, self.norm(), at)  # every process
+            if is_refused or not self.precision.step(self.optimizer):
                 taken = False
-            elif not self.precision.step(self.optimizer):
-                taken = False
-                if self.loss_check is not None and not scale_helps():  # every process
-                    raise self.loss_check.bad_gradient(at, name, math.nan)
         if self.guard is not None and taken:
             self.guard.taken()
         if self.scaler.is_enabled():
@@ -193,22 +188,6 @@ class OptimizerStep:
                 norm = gradient_norm(update.trained, here=True)
             if not norm.is_cpu or not math.isfinite(norm.item()):  # the value of a GPU is read later, without a wait
                 self.loss_check.gradient(at, update.name, norm)
-
-    def scale_helps(self, update: TaskUpdate, step: Step, weights: Weights, at: Position) -> bool:
-        """Return whether gradients that are NaN with a scaled loss (fp16) are not NaN without the scale.
-
-        An overflow often ends as NaN too, so they are computed again. Every process must call this.
-        """
-        if not self.norm().isnan():
-            return True
-        trial = copy(self)  # nothing of it is logged, scaled or checked
-        trial.meter = Meter()
-        trial.scaler = torch.amp.GradScaler(self.rank.device.type, enabled=False)
-        trial.check = None
-        trial.loss_check = None
-        with random_state_unchanged(self.rank.device), buffers_unchanged(self.task):
-            trial.gradients(update, step, weights, at)
-            return not bool(gradient_norm(update.trained).isnan())
 
     @contextmanager
     def _micro_batch(self, update: TaskUpdate, is_last: bool, size: int) -> Iterator[None]:

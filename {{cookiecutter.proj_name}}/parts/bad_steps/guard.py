@@ -68,10 +68,8 @@ class Guard:
         if isinstance(loss, Tensor):
             self._losses.append(loss.detach().sum())
 
-    def refuses(self, update: str, norm: Tensor, at: Position, scale_helps: Callable[[], bool]) -> bool:
+    def refuses(self, update: str, norm: Tensor, at: Position) -> bool:
         """Return whether to skip an update of the step that begins `at`; `norm`: of its gradients.
-
-        `scale_helps`: asked, with fp16, about a gradient that is NaN.
 
         Waits for the device and for all processes. Raises `TrainingError` if the run must stop.
         """
@@ -81,8 +79,8 @@ class Guard:
         total, count, norms, ranks = sum_over_ranks(table, self.state.rank).tolist()
         values = [total / max(count, 1.0), norms / ranks]
         last = self.last.get(update, [])
-        if scaler.is_enabled() and math.isfinite(values[0]) and not math.isfinite(values[1]) and scale_helps():
-            return False  # the scaler skips it: its scale was too large, and nothing is wrong
+        if scaler.is_enabled() and math.isfinite(values[0]) and not math.isfinite(values[1]):
+            return False  # the scaler skips it: its scale may be too large
         why = self._fault(values, last)
         if not why:
             self.last[update] = [*last, values][-_MOST:]
