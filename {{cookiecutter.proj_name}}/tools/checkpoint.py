@@ -1,4 +1,4 @@
-"""Look into a checkpoint: python -m tools.checkpoint FILE [--weights OUT | --config]"""
+"""Look into a checkpoint: python -m tools.checkpoint FILE [--weights OUT]"""
 
 import argparse
 from collections.abc import Mapping
@@ -23,7 +23,6 @@ def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m tools.checkpoint", description=__doc__)
     parser.add_argument("file", type=best_in, help="a checkpoint, or a run: its best one")
     parser.add_argument("--weights", type=Path, metavar="OUT", help="write the weights alone, as .pt or .safetensors")
-    parser.add_argument("--config", action="store_true", help="print the whole config of the run instead")
     options = parser.parse_args(argv)
     state = read_checkpoint(options.file)
     if options.weights is not None:
@@ -32,8 +31,6 @@ def main(argv: list[str]) -> int:
         if state["frozen"]:
             without = f" without {len(state['frozen'])} frozen tensors, which are not in the file"
         print(f"wrote {options.weights}{without}")
-    elif options.config:
-        print(dump(state["about"]["config"]), end="")
     else:
         print(summary(options.file, state), flush=True)
     return 0
@@ -50,7 +47,7 @@ def summary(path: Path, state: Mapping[str, Any]) -> str:
         f"{path}: format {state['format']}, {path.stat().st_size:,} bytes, all checksums right",
         f"step {at['step']}, epoch {at['epoch']}, sample {at['sample']} of {at['epoch_size']}",
         dump(facts).rstrip(),
-        f"run {config['name']}, model {config['model']['type']} (--config shows all)",
+        f"run {config['name']}, model {config['model']['type']}",
     ]
     numbers = 0
     for name, item in state["model"].items():

@@ -17,7 +17,7 @@ from common.progress import Interval
 from library.schedules.plateau_schedule import Plateau
 
 BASE = 0.5
-ENDS = ("linear", "cosine", "poly", "cosine_restarts")  # that reach min_factor at the end, and stay there
+ENDS = ("linear", "cosine", "poly")  # that reach min_factor at the end, and stay there
 
 
 def optimizer_of(rate: float = BASE) -> SGD:
@@ -51,9 +51,8 @@ class Case:
         args: dict[str, Any] = {}
         if self.kind == "poly":
             args = {"power": self.power}
-        if self.kind in ("multistep", "exponential", "cosine_restarts"):
-            args["lr_steps"] = [f"{step}step" for step in self.drops]
         if self.kind in ("multistep", "exponential"):
+            args["lr_steps"] = [f"{step}step" for step in self.drops]
             args["lr_gamma"] = self.gamma
         config = LrSchedulerConfig(
             type=self.kind,
@@ -84,12 +83,6 @@ class Case:
             return max(
                 self.floor, math.exp(math.log(self.gamma) * (step - self.warmup) / (self.drops[0] - self.warmup))
             )
-        if self.kind == "cosine_restarts":
-            before = max([self.warmup, *(drop for drop in self.drops if drop <= step and drop < self.end)])
-            after = min([self.end, *(drop for drop in self.drops if drop > step)])
-            if step >= self.end:
-                return self.floor
-            return cosine_between(1.0, self.floor, Fraction(step - before, after - before))
         return 1.0
 
 
@@ -110,8 +103,6 @@ def cases(draw: Any, kinds: tuple[str, ...] = KINDS) -> Case:
 
 @given(cases())
 @example(Case("constant", 0, 0.0, 1, (50,), 0.0, None, 0.1, 0.9))
-@example(Case("cosine_restarts", 3, 0.0, 20, (2, 3, 9, 20, 30), 0.25, None, 0.1, 0.9))
-@example(Case("cosine_restarts", 0, 0.0, 10, (9,), 0.25, None, 0.1, 0.9))  # again from 1 in the last step
 def test_every_step_has_the_documented_factor(case: Case) -> None:
     """At every step of the run and beyond it, the factor is that of a formula of the test's own."""
     schedule = case.build()
@@ -132,10 +123,9 @@ def test_a_rate_keeps_to_its_bounds_and_joins(case: Case) -> None:
         assert all(after - before == pytest.approx(stride, abs=1e-12) for before, after in pairwise([*warm, rest[0]]))
         assert warm[0] > 0 or rest[0] == 0
     if case.kind in ENDS:
-        assert rest[0] == 1.0 or case.kind == "cosine_restarts"
+        assert rest[0] == 1.0
         assert factors[case.end :] == pytest.approx([case.floor] * len(factors[case.end :]))
-    if case.kind not in ("cosine_restarts",):
-        assert all(after <= before + 1e-12 for before, after in pairwise(rest))
+    assert all(after <= before + 1e-12 for before, after in pairwise(rest))
 
 
 @given(cases((*KINDS, "onecycle")), st.integers(0, 60))

@@ -1,18 +1,9 @@
 """add_matrix(a, b) = a + b for matrices: the smallest operator, to copy when yours has no settings.
 
-`python custom/ops/add_matrix.py [SIZE ...]` compares kernels and reference: values, gradients, time.
+`python -m custom.ops.compare add_matrix [SIZE ...]` compares kernels and reference: values, gradients, time.
 """
 
-import sys
-from pathlib import Path
 from typing import Any
-
-if __name__ == "__main__":  # before the other imports: a script does not find the project's packages
-    sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-    from custom.ops.compare import main
-
-    main("add_matrix", *sys.argv[1:])
-    sys.exit()
 
 import torch
 from torch import Tensor

@@ -1,18 +1,9 @@
 """scale_exp(x, scale, shift) = scale * exp(-x) + shift: the full example, with its own backward kernel.
 
-`python custom/ops/scale_exp.py [SIZE ...]` compares kernels and reference: values, gradients, time.
+`python -m custom.ops.compare scale_exp [SIZE ...]` compares kernels and reference: values, gradients, time.
 """
 
-import sys
-from pathlib import Path
 from typing import Any
-
-if __name__ == "__main__":  # before the other imports: a script does not find the project's packages
-    sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-    from custom.ops.compare import main
-
-    main("scale_exp", *sys.argv[1:])
-    sys.exit()
 
 import torch
 from torch import Tensor

@@ -32,14 +32,12 @@ StepAt = Callable[[Any], int]
 Lengths = Annotated[Sequence[EpochInterval], Field(min_length=1), AboveZero()]
 
 
-@SCHEDULE_REGISTRY.register("PolyLR")
 @SCHEDULE_REGISTRY.register()
 def poly(step: int, steps: int, min_factor: float, power: Positive = 0.9) -> float:
     """Falls from 1 to `min_factor` over `steps`, as the remaining fraction of the steps to the power of `power`."""
     return min_factor + (1.0 - min_factor) * (1.0 - min(1.0, step / steps)) ** power
 
 
-@SCHEDULE_REGISTRY.register("MultiStepLR")
 @SCHEDULE_REGISTRY.register()
 def multistep(
     step: int, step_at: StepAt, min_factor: float, lr_steps: Lengths = (50, 80), lr_gamma: Positive = 0.1
@@ -48,7 +46,6 @@ def multistep(
     return max(min_factor, lr_gamma ** bisect_right(sorted(map(step_at, lr_steps)), step))
 
 
-@SCHEDULE_REGISTRY.register("ExponentialLR")
 @SCHEDULE_REGISTRY.register()
 def exponential(
     step: int, step_at: StepAt, min_factor: float, lr_steps: Lengths = (50,), lr_gamma: Positive = 0.1
@@ -60,25 +57,12 @@ def exponential(
     return max(min_factor, lr_gamma ** (step / first))
 
 
-@SCHEDULE_REGISTRY.register("trapezoid")
 @SCHEDULE_REGISTRY.register()
 def wsd(step: int, steps: int, min_factor: float, decay: Share = 0.2, shape: Fall = "linear") -> float:
     """Stays at 1, then falls to `min_factor` over the last fraction `decay` of `steps`; `sqrt` falls fast at first."""
     x = min(1.0, max(0.0, 1.0 - (steps - step) / (decay * steps)))
     fall = {"linear": 1.0 - x, "cosine": half_cosine(x), "sqrt": 1.0 - x**0.5}[shape]
     return min_factor + (1.0 - min_factor) * fall
-
-
-@SCHEDULE_REGISTRY.register()
-def cosine_restarts(step: int, steps: int, step_at: StepAt, min_factor: float, lr_steps: Lengths = (50, 80)) -> float:
-    """Falls along half a cosine towards `min_factor`, and again from 1 after each of `lr_steps`; ends at `steps`."""
-    restarts = set(map(step_at, lr_steps))
-    ends = [0, *sorted(step for step in restarts if 0 < step < steps), steps]
-    last = bisect_right(ends, step)
-    if last == len(ends):
-        return min_factor
-    start, end = ends[last - 1 : last + 1]
-    return min_factor + (1.0 - min_factor) * half_cosine((step - start) / (end - start))
 
 
 @SCHEDULE_REGISTRY.register()

@@ -1,1 +1,1 @@
-"""Warnings of probable mistakes: in data, labels and losses, and in how data are read."""
+"""Warnings of probable mistakes: in data, labels and losses."""

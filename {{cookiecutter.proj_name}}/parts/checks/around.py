@@ -1,4 +1,4 @@
-"""Look for probable mistakes before the first step, and for training that waits for its data."""
+"""Look for probable mistakes before the first step."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,7 +17,6 @@ from common.trainer import Trainer
 from parts.checks.class_counts import log_classes
 from parts.checks.first_batch import FirstBatch
 from parts.checks.shared_samples import warn_of_shared_samples
-from parts.checks.slow_data import SlowDataAdvice
 
 
 @contextmanager
@@ -33,7 +32,6 @@ def around(run: RunContext, trainer: Trainer) -> Iterator[None]:
         if trainer.stream.is_indexed:
             warn_of_single_samples(trainer.task, trainer.stream.plan)
         trainer.evaluator.after_sanity_check.append(FirstBatch(trainer))
-    trainer.monitor.after_log.append(SlowDataAdvice(trainer.config.num_workers, run.rank, trainer.at))
     yield
 
 

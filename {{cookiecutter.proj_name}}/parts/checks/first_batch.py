@@ -51,7 +51,6 @@ class FirstBatch:
             logits = output.get("logits")
         if isinstance(logits, Tensor) and logits.ndim in (2, 4):  # of images, or of pixels
             self.trainer.classes = logits.shape[1]
-            warn_of_missing_zero(name, data.get("label"), logits.shape[1])
             warn_of_probabilities(name, logits)
         warn_of_nan(name, loader.keys[0][1], data, to_floats([losses])[0])
         if loader.split == "val" and self._is_to_divide and "loss" in losses:
@@ -124,18 +123,6 @@ def warn_of_range(name: str, image: Tensor | None) -> None:
             "{}: `image` has values from {:.4g} to {:.4g}, but models and pictures expect 0 to 1; scale them in the "
             "dataset's __getitem__, as in image / 255",
             *(name, low, high),
-        )
-
-
-def warn_of_missing_zero(name: str, labels: Tensor | None, classes: int) -> None:
-    """Warn of labels that start at 1: all classes of the model occur but the first."""
-    if labels is None or labels.is_floating_point() or classes < 3:
-        return
-    if labels.unique().tolist() == list(range(1, classes)):
-        logger.warning(
-            "{}: all labels from 1 to {} occur in the first batch, but not 0, and the model gives {} classes; labels "
-            "are counted from 0: subtract 1 in the dataset, and give the model a class less",
-            *(name, classes - 1, classes),
         )
 
 

@@ -27,8 +27,6 @@ def test_looking_into_a_checkpoint(runs: Runs, capsys: pytest.CaptureFixture[str
         assert piece in text
     assert tool.main([str(path.parents[1])]) == 0
     assert f"{path.with_name('best.pt')}: format" in capsys.readouterr().out
-    assert tool.main([str(path), "--config"]) == 0
-    assert "label_smoothing" in capsys.readouterr().out
     assert tool.main([str(path), "--weights", str(tmp_path / "w.pt")]) == 0
     exported = torch.load(tmp_path / "w.pt", weights_only=True)
     weight = load(path.parents[1])["model"]["head.2.weight"]
