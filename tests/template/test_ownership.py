@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from support import NON_DEFAULT, TEMPLATE, Render
+from support import NON_DEFAULT, REPO, TEMPLATE, Render
 from test_leaves import COMBINATIONS
 from test_project import JOBS, edit, follow_the_readme, run
 
@@ -75,7 +75,7 @@ def test_the_samples_may_be_deleted(render: Render, tmp_path: Path, parts: str) 
         ('{"weight": 1.0, "label_smoothing": 0.0}', '{"type": "tests.samples.CrossEntropy"}'),
         ('{"k": 1}', '{"type": "tests.samples.Share"}'),
     )
-    run(project, sys.executable, "-m", "tools.schema")
+    run(project, sys.executable, str(REPO / "tools" / "default_config.py"), ".")
     everyday(project)
 
 

@@ -1,21 +1,17 @@
-"""Write configs/default.yaml and configs/schema.json from the config classes: python -m tools.schema
+"""Write configs/schema.json from the config classes: python -m tools.schema
 
-A configs/default.yaml with other contents is left as it is.
 Editors complete keys and underline mistakes by the schema.
 """
 
 import argparse
 import json
 import sys
-import textwrap
 from collections.abc import Callable
 from typing import Any
 
 from pydantic import TypeAdapter
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
-from pydantic_core import to_jsonable_python
 
-from common.base.parts import part_of
 from common.config.arguments import parameters
 from common.config.registry import (
     DATASET_REGISTRY,
@@ -25,61 +21,21 @@ from common.config.registry import (
     Registered,
     Registry,
 )
-from common.config.schema import walk
 from common.data.sections import SetSection
 from common.evaluation.loss import LossSections
 from common.evaluation.metric import MetricSections
 from common.progress import INTERVAL, IntervalIn
 from common.run.paths import PROJECT
-from cli.config_text import WIDTH, describe, meanings, with_comment, yaml_rows
+from cli.config_text import meanings
 from cli.program import EvalConfig
-from custom.config import Config
 
 Rule = dict[str, Any]
 
-_HEADER = """Every key of the core with its default, as the config classes have it.
-Your own configs begin with "$BASE: default.yaml" and contain only the differences.
-"""
-_OTHER = """{} is not what the classes say, and left as it is: the edits may be yours. Move them into a config that
-begins with "$BASE: default.yaml", delete this one, and write it again: python -m tools.schema"""
 _PATHS = {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]}
 _BASE = {**_PATHS, "description": "file or files that this one is based on, relative to this file"}
 _REPLACE = {"type": "boolean", "description": "true: replace the base's section instead of merging with it"}
 _TEXT = {"type": "string", "pattern": r"\$\{|,"}
 _IMPORT_PATH = {"type": "string", "pattern": r"[.:]|\$\{"}  # or a reference to another key
-
-
-def files() -> dict[str, str]:
-    """Return the text of each generated file, by its path in the project."""
-    return {
-        "configs/default.yaml": commented_yaml(Config, Config(), _HEADER),
-        # The schema of evaluate.py has every key of training and two more.
-        "configs/schema.json": json.dumps(json_schema(EvalConfig), indent=2) + "\n",
-    }
-
-
-def commented_yaml(schema: type, defaults: Any, header: str) -> str:
-    """YAML of `defaults`, an instance of the section `schema`, with each key's description as a comment.
-
-    The keys of parts are left out: their pages list them.
-    """
-    lines = [*(f"# {line}" for line in header.splitlines()), ""]
-    keys = dict(walk(schema))
-    for dotted, line, is_section in yaml_rows(to_jsonable_python(defaults)):
-        if part_of(dotted) is not None:
-            continue
-        meaning = ""
-        if dotted in keys:
-            meaning = describe(dotted, keys[dotted])
-        if not is_section:
-            lines += with_comment(line, meaning)
-            continue
-        indent = " " * (len(line) - len(line.lstrip()))
-        if not indent:
-            lines.append("")
-        lines += textwrap.wrap(meaning, WIDTH, initial_indent=f"{indent}# ", subsequent_indent=f"{indent}# ")
-        lines.append(line)
-    return "\n".join(lines) + "\n"
 
 
 class _ForEditors(GenerateJsonSchema):
@@ -159,18 +115,12 @@ def _entry(registry: Registry, **own: Rule) -> Rule:
 
 
 def main(argv: list[str]) -> int:
-    """Write the files. Returns the exit code: 1 if an earlier default.yaml is left as it is."""
+    """Write the file. Returns the exit code."""
     argparse.ArgumentParser("python -m tools.schema", description=__doc__.partition(":")[0]).parse_args(argv)
-    code = 0
-    for name, text in files().items():
-        path = PROJECT / name
-        if name.endswith(".yaml") and path.exists() and path.read_text() != text:
-            print(_OTHER.format(name), file=sys.stderr)
-            code = 1
-        else:
-            path.write_text(text)
-            print(f"wrote {name}")
-    return code
+    # That of evaluate.py has every key of training and two more.
+    (PROJECT / "configs" / "schema.json").write_text(json.dumps(json_schema(EvalConfig), indent=2) + "\n")
+    print("wrote configs/schema.json")
+    return 0
 
 
 if __name__ == "__main__":
