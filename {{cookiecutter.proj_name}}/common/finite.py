@@ -1,7 +1,7 @@
 """Infinities and NaNs, found before they reach a checkpoint."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 import torch

@@ -1,3 +1,3 @@
 """Programs to run by hand, `python -m tools.<name>`. Nothing imports them."""
 
-import common  # noqa: F401 - before PyTorch and others: it says what is missing
+import common  # before PyTorch and others: it says what is missing

@@ -256,7 +256,7 @@ def count_exchanges(trainer: Trainer) -> None:
         file.write(b"x")
         return scatter(*arguments, **options)
 
-    def hook(group: Any, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:  # type: ignore[name-defined]
+    def hook(group: Any, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
         file.write(b"x")
         return allreduce_hook(group, bucket)
 

@@ -42,21 +42,13 @@ def atomic_file(path: Path) -> Iterator[BinaryIO]:
         raise
 
 
-def why_unwritten(error: OSError, path: Path) -> str:
-    """Say why `path` could not be written, such as a link that leads nowhere."""
-    for part in (path, *path.parents):
-        if os.path.islink(part) and not os.path.exists(part):  # which never raise, even for a name that is too long
-            return f"{part} links to {os.readlink(part)}, which does not exist"
-    return error.strerror or str(error)
-
-
 @contextmanager
 def output_file(path: Path) -> Iterator[None]:
     """Make an `OSError` of the block a `UserError`: for writing `path`, which the command line named."""
     try:
         yield
     except OSError as error:
-        raise UserError(f"{path} cannot be written: {why_unwritten(error, path)}; choose another place") from error
+        raise UserError(f"{path} cannot be written: {error}; choose another place") from error
 
 
 def unused_path(stem: Path, suffix: str = "") -> Path:

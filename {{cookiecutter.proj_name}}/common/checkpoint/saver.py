@@ -12,7 +12,6 @@ from pydantic import Field
 from torch import Tensor
 
 from common.base.errors import UserError
-from common.base.files import why_unwritten
 from common.base.nested import map_leaves
 from common.base.parts import sections
 from common.checkpoint.file import State
@@ -106,7 +105,7 @@ class Saver(AbstractContextManager["Saver"]):
         if not isinstance(error, OSError):
             raise error
         self._failed += 1
-        what = f"{why_unwritten(error, self.folder.folder)}; {self.folder.last_good}"
+        what = f"{error}; {self.folder.last_good}"
         if self._failed >= self.config.failures:
             raise UserError(f"saving a checkpoint failed {self._failed} times in a row: {what}")
         left = self.config.failures - self._failed

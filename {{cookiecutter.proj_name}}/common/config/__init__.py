@@ -10,15 +10,3 @@ from common.config.problem import ABSENT, ConfigError, Problem, shown_path
 from common.config.resolve import Resolved, resolve
 from common.config.schema import section
 from common.config.source import dump
-
-__all__ = [
-    "ABSENT",
-    "ConfigError",
-    "Problem",
-    "Resolved",
-    "dump",
-    "option_value",
-    "resolve",
-    "section",
-    "shown_path",
-]

@@ -21,27 +21,3 @@ from common.distributed.devices import find_rank, has_streams
 from common.distributed.group import check_alike, check_same, finish, start
 from common.distributed.launch import Rank, is_launched
 from common.distributed.spawn import spawn
-
-__all__ = [
-    "DistConfig",
-    "LaterMax",
-    "Rank",
-    "barrier",
-    "check_alike",
-    "check_same",
-    "find_rank",
-    "finish",
-    "from_main",
-    "gather_objects",
-    "gather_to_main",
-    "group_hidden",
-    "has_streams",
-    "is_launched",
-    "main_first",
-    "max_over_ranks",
-    "own_buffers",
-    "share_buffers",
-    "spawn",
-    "start",
-    "sum_over_ranks",
-]

@@ -80,4 +80,4 @@ def share_buffers(model: nn.Module, rank: Rank) -> None:
             buffers.append(buffer.detach())
     if buffers:
         # As in DDP: many buffers per broadcast, 25 MB at a time.
-        dist._broadcast_coalesced(dist.group.WORLD, buffers, 25 << 20, 0)  # type: ignore[attr-defined, arg-type]
+        dist._broadcast_coalesced(dist.group.WORLD, buffers, 25 << 20, 0)  # type: ignore[arg-type]

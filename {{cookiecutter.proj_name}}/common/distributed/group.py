@@ -15,7 +15,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from loguru import logger
-from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
+from torch.distributed import PrefixStore, Store, TCPStore
 
 from common.base.errors import UserError
 from common.base.files import PROJECT

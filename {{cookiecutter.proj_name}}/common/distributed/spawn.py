@@ -9,7 +9,7 @@ import time
 from collections.abc import Sequence
 from datetime import timedelta
 
-from torch.distributed import TCPStore  # type: ignore[attr-defined]
+from torch.distributed import TCPStore
 
 from common.distributed.config import DistConfig
 from common.distributed.devices import GpuIds, host_devices

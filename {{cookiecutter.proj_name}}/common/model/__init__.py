@@ -6,7 +6,3 @@
 from common.model.freeze import check_trained, fixed
 from common.model.prepare import PrepareConfig, check_patterns, prepare
 from common.model.strategy import Strategy
-
-__all__ = [
-    "PrepareConfig", "Strategy", "check_patterns", "check_trained", "fixed", "prepare",
-]  # fmt: skip

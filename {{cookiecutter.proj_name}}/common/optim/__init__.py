@@ -12,8 +12,6 @@ from common.optim.groups import OptimizerConfig, needs_closure
 from common.optim.optimizer import build_optimizer
 from common.optim.schedule import LrSchedulerConfig
 
-__all__ = ["Clip", "OptimConfig", "build_optimizer", "needs_closure"]
-
 
 @section
 class OptimConfig(ClipConfig, OptimizerConfig):

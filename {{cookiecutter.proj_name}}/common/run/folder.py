@@ -10,7 +10,7 @@ from typing import Any
 from loguru import logger
 
 from common.base.errors import UserError
-from common.base.files import unused_path, why_unwritten, write_text
+from common.base.files import unused_path, write_text
 from common.config import dump
 from common.distributed import Rank
 from common.run.paths import RunPaths
@@ -86,8 +86,7 @@ def open_run(
     except OSError as error:
         if lock is not None:
             lock.release()
-        why = why_unwritten(error, folder.root)
-        raise UserError(f"{folder.root} cannot be written: {why}; choose another place: --dir.runs_dir") from error
+        raise UserError(f"{folder.root} cannot be written: {error}; choose another place: --dir.runs_dir") from error
 
 
 def is_restart(folder: RunPaths, rank: Rank) -> bool:
