@@ -13,12 +13,12 @@ from torch import Tensor
 
 from common.base.errors import UserError, error_context, with_notes
 from common.config import resolve
-from common.data.order import evaluation_keys
 from common.distributed import Rank
 from common.evaluation.loss import LossSums
 from common.evaluation.metric import GatheredMetric, MetricFactory, Results
 from cli.program import EvalConfig
 from tests.conftest import CONFIG, Runs, metrics
+from tests.data.test_data import evaluation_shares
 from tests.evaluation.test_evaluation import NAMED, Numbered, digits
 from tests.ranks import failed, start_ranks
 from tests.samples import Digits
@@ -57,7 +57,7 @@ class NeverBuilt:
 def test_shares_are_whole_batches() -> None:
     """Dealt out in turn, so that shares differ by one batch at most; each sample once, no padding."""
     for world in (1, 2, 3, 8):
-        shares = [[indices for _, indices in evaluation_keys(23, 4, rank, world)] for rank in range(world)]
+        shares = evaluation_shares(23, 4, world)
         whole = sorted(batch for share in shares for batch in share)
         assert whole == [list(range(first, min(first + 4, 23))) for first in range(0, 23, 4)]
         assert max(map(len, shares)) - min(map(len, shares)) <= 1

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 
 from common.base.errors import UserError
 from common.data.loader import LoaderConfig, Step, TrainStream
-from common.data.order import EpochOrder, EpochPlan, GlobalBatch, evaluation_keys
+from common.data.order import EpochOrder, EpochPlan, GlobalBatch
 from common.progress import Position, resumed_position
 from tests.conftest import Runs, load
-from tests.data.test_data import Noisy
+from tests.data.test_data import Noisy, evaluation_shares
 
 ORDERS = ("shuffle", "sequential", "weighted", "balanced")
 
@@ -226,7 +226,7 @@ def test_what_an_epoch_holds(name: str, size: int, seed: int, epoch: int) -> Non
 @given(SIZES, st.integers(1, 9), st.integers(1, 6))
 def test_an_evaluation_has_each_sample_once_in_the_same_batches(size: int, batch_size: int, world: int) -> None:
     """Any number of ranks evaluates the same batches, each on one rank, and shares differ by at most one batch."""
-    shares = [[indices for _, indices in evaluation_keys(size, batch_size, rank, world)] for rank in range(world)]
+    shares = evaluation_shares(size, batch_size, world)
     dealt = [batch for turn in zip_longest(*shares) for batch in turn if batch is not None]
     assert dealt == [list(range(size))[first : first + batch_size] for first in range(0, size, batch_size)]
     assert max(map(len, shares)) - min(map(len, shares)) <= 1

@@ -13,12 +13,12 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from common.data.order import evaluation_keys
 from common.distributed import Rank
 from common.evaluation.loss import LossSums
 from common.evaluation.metric import GatheredMetric, MetricDict, MetricFactory, Results
 from common.monitor.meter import to_floats
 from parts.reduction.tree import Branches, add_leaf, leaves_here
+from tests.data.test_data import evaluation_shares
 
 VALUES = st.floats(-1e6, 1e6, allow_subnormal=False) | st.sampled_from((0.1, 1e16, -1e16, 1e-30))
 
@@ -139,7 +139,7 @@ def test_metrics_are_the_same_on_any_number_of_processes(
     """Every metric has the same bits on one process with one batch, and in an evaluation shared by several."""
     scores, labels = data
     whole = [[list(range(len(labels)))]]
-    dealt = [[indices for _, indices in evaluation_keys(len(labels), batch_size, r, world)] for r in range(world)]
+    dealt = evaluation_shares(len(labels), batch_size, world)
     sections = METRICS | CURVES
     assert same_numbers(measured(scores, labels, dealt, sections), measured(scores, labels, whole, sections))
 

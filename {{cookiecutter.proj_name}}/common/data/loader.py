@@ -16,7 +16,7 @@ from common.base.nested import map_tensors
 from common.config import section
 from common.config.registry import COLLATE_REGISTRY, ORDER_REGISTRY, Registered
 from common.data.keyed import BatchKey, KeyedBatches, SizedDataset, find_collate
-from common.data.order import EpochPlan, GlobalBatch, evaluation_keys
+from common.data.order import EpochPlan, GlobalBatch
 from common.data.view import kind_of
 from common.data.workers import Loaded, WaitInterrupted, end_workers, read, set_up_worker
 from common.distributed import Rank, has_streams
@@ -220,7 +220,10 @@ def refuse_lost_state(dataset: Any, worker: int) -> None:
 
 
 class EvaluationLoader(Reader):
-    """This process' share of a dataset: in order, every sample of the whole set on exactly one process.
+    """This process' share of a dataset: in order, every sample of the whole set on exactly one process, no padding.
+
+    The set is cut into the same batches for any number of processes, and the batches are dealt out: every batch is
+    computed on exactly the same tensor. Shares differ by at most one batch; a process may have none.
 
     Attributes:
         split, name: of the data; `name` is the name of a set where the split has several, else "".
@@ -245,7 +248,10 @@ class EvaluationLoader(Reader):
         self.split = split
         self.name = name
         self.size = len(dataset)
-        self.keys = evaluation_keys(self.size, batch_size, rank.rank, rank.world_size)
+        self.keys: list[BatchKey] = []
+        for first in range(rank.rank * batch_size, self.size, rank.world_size * batch_size):
+            indices = range(first, min(first + batch_size, self.size))
+            self.keys.append((0, list(indices)))
         super().__init__(dataset, config, self.keys, worker, seed, rank.device)
 
     def __iter__(self) -> Iterator[Any]:
@@ -301,10 +307,7 @@ def whereabouts(stream: TrainStream, step: Step | None, at: Position) -> str:
     if step is None:
         return "before the first step"
     if step.global_batch.after == at:
-        epoch = at.epoch
-        if at.sample > 0 or at.epoch_size == 0:  # not at an epoch's end
-            epoch += 1
-        return f"after training step {at.step}, epoch {epoch}"
+        return f"after training step {at.step}"
     return f"training step {at.step + 1}, epoch {at.epoch + 1}{sample_text(stream.samples(at))}"
 
 

@@ -13,7 +13,7 @@ import torch
 
 from common.base.errors import UserError
 from common.config.registry import ORDER_REGISTRY
-from common.data.keyed import BatchKey, seed_all, set_epoch
+from common.data.keyed import seed_all, set_epoch
 from common.data.view import kind_of
 from common.distributed.seed import mix, random_state_unchanged
 from common.progress import Position
@@ -198,21 +198,3 @@ class EpochPlan:
                 sample = 0
             at = Position(at.step + 1, epoch, sample, self.order.size)
             yield GlobalBatch(indices, weights, sizes, samples, at)
-
-
-def evaluation_keys(
-    size: int,
-    batch_size: int,
-    rank: int,
-    world_size: int,
-) -> list[BatchKey]:
-    """This process' batches of an evaluation: in order, each sample once, no padding, uneven shares allowed.
-
-    The set is cut into the same batches for any number of processes, and the batches are dealt out: every batch is
-    computed on exactly the same tensor. Shares differ by at most one batch; a process may have none.
-    """
-    keys = []
-    for first in range(rank * batch_size, size, world_size * batch_size):
-        stop = min(first + batch_size, size)
-        keys.append((0, list(range(first, stop))))
-    return keys

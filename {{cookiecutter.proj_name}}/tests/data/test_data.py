@@ -10,7 +10,7 @@ import torch
 
 from common.base.errors import UserError
 from common.data.loader import EvaluationLoader, LoaderConfig, TrainStream
-from common.data.order import EpochOrder, EpochPlan, evaluation_keys
+from common.data.order import EpochOrder, EpochPlan
 from common.data.view import View
 from common.distributed import Rank
 from common.progress import Position
@@ -113,10 +113,20 @@ def test_resume_continues_with_the_samples_not_yet_seen_for_any_number_of_ranks(
     assert sorted(rest) == sorted(whole[20:])
 
 
+def evaluation_shares(size: int, batch_size: int, world: int) -> list[list[list[int]]]:
+    """Return the samples of each batch that each rank evaluates."""
+    shares = []
+    for number in range(world):
+        rank = Rank(rank=number, world_size=world)
+        loader = EvaluationLoader(range(size), LoaderConfig(), batch_size=batch_size, worker=0, rank=rank, seed=0)
+        shares.append([indices for _, indices in loader.keys])
+    return shares
+
+
 @pytest.mark.parametrize("world", [1, 2, 3, 8])
 def test_evaluation_covers_each_sample_once_in_order(world: int) -> None:
     """No shuffling, no padding, uneven shares; a rank may have none."""
-    shares = [[index for keys in evaluation_keys(7, 2, rank, world) for index in keys[1]] for rank in range(world)]
+    shares = [[index for batch in share for index in batch] for share in evaluation_shares(7, 2, world)]
     assert sorted(index for share in shares for index in share) == list(range(7))
     assert all(share == sorted(share) for share in shares)
 
