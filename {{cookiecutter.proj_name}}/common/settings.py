@@ -8,7 +8,7 @@ from copy import deepcopy
 from dataclasses import field
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import Field
 
 from common.base.parts import rules, sections
 from common.checkpoint.saver import CheckpointConfig
@@ -39,12 +39,6 @@ def default(**values: Any) -> Any:
     return field(default_factory=lambda: deepcopy(values))
 
 
-def _devices(value: Any) -> Any:
-    if isinstance(value, str) and value not in ("all", "mps"):
-        raise ValueError("must be -1 for the CPU, 0 for the first GPU, a list of GPUs, all or mps")
-    return value
-
-
 @section
 class DebugConfig:
     """Debugging aids. `--debug` sets these and more, see configs/debug.yaml."""
@@ -69,7 +63,7 @@ class RunConfig:
     """checkpoint file, run folder, or auto: this run's newest checkpoint, if any"""
     allow_changes: bool = False
     """with resume: accept changes of keys that affect what is trained"""
-    gpu_ids: Annotated[int | list[int] | Literal["all", "mps"], BeforeValidator(_devices)] = -1
+    gpu_ids: int | list[int] | Literal["all", "mps"] = -1
     """-1: CPU; one or more GPUs, or all: one process each; mps: the GPU of a Mac"""
     batch_size: Annotated[int, Field(ge=1)] = 64
     """samples per process and forward pass"""

@@ -283,8 +283,3 @@ def test_a_long_list_without_an_alias() -> None:
 def test_a_section_that_stands_twice_can_be_replaced() -> None:
     write("b.yaml", "optim: {eta_min: 0.5}\noptim: {lr: 2}\n")
     assert load("$BASE: b.yaml\noptim: {$REPLACE: True, lr: 3}\n").config.optim.lr == 3
-
-
-def test_a_variable_that_is_not_text(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ODD", "\udcff")
-    assert "the environment variable ODD is not UTF-8" in refusal("name: ${env:ODD}")

@@ -153,7 +153,7 @@ def test_classes_in_the_log(runs: Runs, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "part"),
     [
-        (["--gpu_ids", "cpu"], "must be -1 for the CPU, 0 for the first GPU, a list of GPUs, all or mps"),
+        (["--gpu_ids", "cpu"], "must be a valid integer or a valid array or 'all' or 'mps'"),
         (["--model.type", "no_such_package.Net"], "No module named 'no_such_package'"),
         (["--optim", "lr:0.1"], "must be an object"),
         (

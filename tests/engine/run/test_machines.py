@@ -44,17 +44,6 @@ def test_an_evaluation_is_written_before_it_is_printed(trained: Path, tmp_path: 
 
 
 @pytest.mark.parametrize(
-    ("words", "variables"),
-    [(["--name", b"na\xefve"], {}), ([b"--na\xe9"], {}), (["--name", "${env:PLACE}"], {"PLACE": b"na\xefve"})],
-    ids=["value", "name", "environment"],
-)
-def test_bytes_that_are_not_utf8(runs: Runs, words: list[bytes], variables: dict[str, bytes]) -> None:
-    command = [sys.executable, "train.py", "--config", str(PROJECT / "tests" / "base.yaml"), *words]
-    done = subprocess.run(command, cwd=PROJECT, env={**ENVIRONMENT, **variables}, capture_output=True, check=False)
-    assert done.returncode == 2 and b"is not UTF-8" in done.stderr, done.stderr
-
-
-@pytest.mark.parametrize(
     ("groups", "files", "cores"),
     [
         ("0::/job/task\n", {"job/cpu.max": "150000 100000", "job/task/cpu.max": "max 100000"}, [2]),

@@ -1,6 +1,5 @@
 """The command line: `--a.b value`, `--a.b=value` and `--a.b` (true) become the last layer of the configuration."""
 
-import os
 import re
 from collections.abc import Mapping, Sequence
 from functools import reduce
@@ -24,14 +23,7 @@ class Option(NamedTuple):
 
 
 def read_options(words: Sequence[str]) -> tuple[dict[str, Option], list[Problem]]:
-    """Split a command line into options by name. A word that starts with a dash is a value only when it is a number.
-
-    Raises `ConfigError` for a word that is not UTF-8.
-    """
-    for word in words:
-        shown = os.fsencode(word).decode(errors="backslashreplace")
-        if shown != word:  # Python keeps other bytes, of file names, as surrogates
-            raise ConfigError([Problem("", ABSENT, f"{shown} is not UTF-8", origin="command line")])
+    """Split a command line into options by name. A word that starts with a dash is a value only when it is a number."""
     options: dict[str, Option] = {}
     problems: list[Problem] = []
     rest = list(words)

@@ -85,8 +85,6 @@ class Reader:
                 return "$"
             if variable:
                 value = os.environ.get(variable, "")
-                if any("\udc80" <= letter <= "\udcff" for letter in value):  # how Python keeps other bytes
-                    raise ValueError(f"the environment variable {variable} is not UTF-8")
                 if value or (default is None and variable in os.environ):
                     return value
                 if default is None:
