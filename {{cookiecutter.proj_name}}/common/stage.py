@@ -7,7 +7,6 @@ from torch.optim import Optimizer
 
 from common.base.errors import UserError
 from common.base.parts import needs, part
-from common.optim import OptimConfig
 from common.optim.schedule import Schedule
 
 
@@ -32,7 +31,6 @@ class WholeRun:
         total_steps: int | None,
         steps_per_epoch: int | None,
     ) -> None:
-        self._run = config
         self._total = total_steps
         self._steps_per_epoch = steps_per_epoch
         self.number = 0
@@ -47,34 +45,17 @@ class WholeRun:
 
     def schedule(self, optimizer: Optimizer) -> Schedule:
         """Build the schedule over the length of this stage. Raises `UserError` if it does not fit."""
-        return self._schedule(self.config.optim, self.start, None, optimizer)
-
-    def _schedule(
-        self,
-        config: OptimConfig,
-        start: int,
-        end: int | None,
-        optimizer: Optimizer,
-    ) -> Schedule:
-        end = end or self._total
-        steps = None
-        if end is not None:
-            steps = end - start
         return Schedule(
-            config.lr_scheduler,
+            self.config.optim.lr_scheduler,
             optimizer,
-            steps,
+            self._total,
             self._steps_per_epoch,
-            mode=self._run.best_mode,
-            cut=self._run.debug.debug_mode or end == self._run.progress.max_steps,
+            mode=self.config.best_mode,
+            cut=self.config.debug.debug_mode or self._total == self.config.progress.max_steps,
         )
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return the state of the stage: nothing, if it is the only one."""
-        return {}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue in the saved stage."""
+    def resume(self, trainer: Any, state: Mapping[str, Any]) -> None:
+        """Continue in the stage of a checkpoint with this state, before the rest of it is restored."""
 
 
 Config = TypeVar("Config")
@@ -89,12 +70,3 @@ def in_stage(config: Config, number: int) -> Config:
     if number:
         raise UserError(f"the checkpoint is in stage {number + 1}, which {needs('stages')}")
     return config
-
-
-def build_stage(config: Any, total_steps: int | None, steps_per_epoch: int | None) -> WholeRun:
-    """Fill the seat: with parts/stages, if this project has it and the run has stages."""
-    stages = part("stages", "stages")
-    kind: type[WholeRun] = WholeRun
-    if stages is not None:
-        kind = stages.kind_of(config)
-    return kind(config, total_steps, steps_per_epoch)

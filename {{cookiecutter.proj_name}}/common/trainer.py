@@ -34,7 +34,7 @@ from common.optim.schedule import Schedule
 from common.progress import Outcome, Position, TrainState, Triggers, resumed_position, total_steps
 from common.run_context import RunContext
 from common.settings import RunConfig
-from common.stage import WholeRun, build_stage
+from common.stage import WholeRun
 from common.step import OptimizerStep, step_class
 from common.task import Built, Task, TaskPosition
 
@@ -91,7 +91,8 @@ class Trainer:
         self.latest_step = None
         self.classes = None
         self.best = BestTracker(config.best, config.early_stop, config.best_mode)
-        self.stage = build_stage(config, self.total_steps, steps_per_epoch)
+        lengths = (self.total_steps, steps_per_epoch)
+        self.stage = fill("stages", "stages", WholeRun(config, *lengths), config, *lengths)
 
         settings = self.stage.config.prepare
         self.strategy = prepare(self.task, settings, config.dist, built.precision, self.rank)
@@ -114,13 +115,12 @@ class Trainer:
         }
         if self.stage.changes:
             saved["stages"] = self.stage
-        lengths = [self.total_steps, steps_per_epoch]
         self.state = RunState(
             self.task,
             saved,
             rank=self.rank,
             fingerprint=fingerprint(self.rank, built.deciding_data(), run.seed, self.strategy.about),
-            about={"config": run.values, "seed": run.seed, "lengths": lengths},
+            about={"config": run.values, "seed": run.seed, "lengths": list(lengths)},
         )
         self.begin_stage()
         set_seed(mix(run.seed, self.rank.rank))  # from here on, each rank draws different random numbers (dropout)
@@ -367,9 +367,7 @@ class Trainer:
         if not self.config.allow_changes:
             refuse_absent(state)
         report = accept_changes(state, self.state, type(self.config), self.config.allow_changes)
-        if "stages" in state and self.stage.changes:  # first: a stage decides which parameters the optimizer has
-            self.stage.load_state_dict(state["stages"])
-            self.change_stage()
+        self.stage.resume(self, state)  # first: a stage decides which parameters the optimizer has
         sharded = self.strategy.shard_state(state)
         position, values, pending = self.state.load_state_dict(sharded, path)
         self.progress = TrainState(position, values, pending)

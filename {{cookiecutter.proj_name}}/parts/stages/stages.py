@@ -19,6 +19,7 @@ from common.config.resolve import checked
 from common.config.source import node_of
 from common.evaluation.loss import measured_losses
 from common.model.prepare import check_patterns
+from common.optim import OptimConfig
 from common.optim.groups import needs_closure
 from common.optim.optimizer import own_values, parts_of
 from common.optim.schedule import Schedule
@@ -133,6 +134,7 @@ class Stages(WholeRun):
 
     def __init__(self, config: Any, total_steps: int | None, steps_per_epoch: int | None) -> None:
         super().__init__(config, total_steps, steps_per_epoch)
+        self._run = config
         self._ends: list[int | None] = []
         start, last = 0, math.inf if total_steps is None or config.debug.debug_mode else total_steps - 1
         for number, stage in enumerate(config.stages):
@@ -182,6 +184,24 @@ class Stages(WholeRun):
                 start = max(end or 0 for end in self._ends[:number])
                 self._schedule(settings_in(self._run, number).optim, start, self._ends[number], optimizer)
         return self._schedule(self.config.optim, self.start, self._ends[self.number], optimizer)
+
+    def _schedule(self, config: OptimConfig, start: int, end: int | None, optimizer: Optimizer) -> Schedule:
+        """Build the schedule from step `start` to `end`, or to the end of the run."""
+        end = end or self._total
+        return Schedule(
+            config.lr_scheduler,
+            optimizer,
+            None if end is None else end - start,
+            self._steps_per_epoch,
+            mode=self._run.best_mode,
+            cut=self._run.debug.debug_mode or end == self._run.progress.max_steps,
+        )
+
+    def resume(self, trainer: "Trainer", state: Mapping[str, Any]) -> None:
+        """Continue in the stage of a checkpoint; one without stages was in the first."""
+        if "stages" in state:
+            self.load_state_dict(state["stages"])
+            trainer.change_stage()
 
     def state_dict(self) -> dict[str, Any]:
         """Return the number and start of the stage, and the state of its plateau."""
@@ -241,6 +261,7 @@ def check_stages(config: Any, task: Task) -> None:
                 raise UserError("every parameter is frozen, so there is nothing to train")
 
 
-def kind_of(config: Any) -> type[WholeRun]:
-    """Return what takes the seat `stage` of a run."""
-    return Stages if config.stages else WholeRun
+def build(config: Any, total_steps: int | None, steps_per_epoch: int | None) -> WholeRun:
+    """Fill the seat `stage` of a run."""
+    kind: type[WholeRun] = Stages if config.stages else WholeRun
+    return kind(config, total_steps, steps_per_epoch)
