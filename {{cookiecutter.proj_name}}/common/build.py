@@ -58,8 +58,6 @@ def build_run(
     datasets = {"train": stream.dataset}
     for loader in (*built.val, *built.evaluation):
         datasets[label(loader.split, loader.name)] = loader.dataset
-    for name, other in built.deciding_data().items():
-        datasets[name] = other.dataset
     built.task.classes = check_classes(config.model, datasets)
     return built
 

@@ -93,9 +93,7 @@ class OptimizerStep:
         self.precision = strategy.precision
         self.scaler = strategy.precision.scaler  # disabled unless the precision is fp16
         self.optimizer = optimizer
-        self.autocast: Callable[[], AbstractContextManager[Any]] = nullcontext
-        if self.precision.mode in ("bf16", "fp16"):
-            self.autocast = self.precision.autocast
+        self.autocast = strategy.precision.autocast
         self.clip = Clip(config.optim)
         self.grad_norm: Tensor | None = None
         self.meter = meter

@@ -1,6 +1,8 @@
 """The precision of the forward pass, and the loss scaling that fp16 needs."""
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -9,8 +11,6 @@ from torch.optim import Optimizer
 
 from common.base.nested import map_tensors
 from common.config import section
-
-_NOTHING = nullcontext()
 
 
 @section
@@ -27,22 +27,18 @@ class Precision:
     """The precision of a run.
 
     Attributes:
+        autocast: makes the context of the forward pass and the loss.
         scaler: scales the loss, and gradients back before they are clipped; disabled unless the mode needs that.
     """
 
     def __init__(self, mode: str = "fp32", device_type: str = "cpu") -> None:
         self.mode = mode
-        self._device_type = device_type
-        self._narrow = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(mode)
+        self.autocast: Callable[[], AbstractContextManager[Any]] = nullcontext
+        narrow = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(mode)
+        if narrow is not None:
+            self.autocast = partial(torch.autocast, device_type, narrow)
         # In the small range of float16, gradients would vanish.
         self.scaler = torch.amp.GradScaler(device_type, enabled=mode == "fp16")
-
-    def autocast(self) -> AbstractContextManager[Any]:
-        """Return the context of the forward pass and the loss."""
-        if self._narrow is None:
-            return _NOTHING
-        # A new one each time (1 us): the object stores the state it replaced, and so cannot be nested in itself.
-        return torch.autocast(self._device_type, self._narrow)
 
     def step(self, optimizer: Optimizer) -> bool:
         """Update the weights. Returns False if the step was skipped (fp16: gradients that are not finite).
