@@ -3,14 +3,14 @@
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from loguru import logger
 
 from common.base.errors import UserError
-from common.base.files import Appender, unused_path
+from common.base.files import Appender, warn_on_oserror
 from common.checkpoint.folder import CheckpointFolder, LoadedCheckpoint, find_checkpoint
 from common.checkpoint.weights import weights_path
 from common.config import Resolved
@@ -100,8 +100,6 @@ class RunContext:
     folder: OpenRun | None = None
     seed: int = field(init=False)
     monitor: Monitor = field(init=False)
-    _started: tuple[dict[str, Any], str] = field(init=False)  # the run's record, and a patch of its code
-    _earlier: list[dict[str, Any]] = field(default_factory=list)  # the records of its earlier attempts
     _resumed: LoadedCheckpoint | None = None  # the checkpoint, if it is in this run's folder
     _is_open: bool = False
 
@@ -150,11 +148,8 @@ class RunContext:
             step = resumed.step
             banner = f"resumed at step {step}"
         if rank.is_main:
-            self._started = describe_start(self.project, self.argv, self.seed, rank)
-            if resumed is not None:
-                self._earlier = read_attempts(self.paths)
-            is_resume = resumed is not None
-            self.folder = open_run(self.paths, self.values, *self._started, is_resume)
+            started = describe_start(self.project, self.argv, self.seed, rank)
+            self.folder = open_run(self.paths, self.values, *started, resumed is not None)
         barrier(rank)  # the folder exists
         self._open_log(banner)
         if self.folder is not None:
@@ -174,7 +169,7 @@ class RunContext:
         if config.resume is not None and self.checkpoint is None:
             logger.info("resume {}: nothing was saved yet, so the run starts from the beginning", config.resume)
 
-    def _open_log(self, banner: str = "") -> None:
+    def _open_log(self, banner: str) -> None:
         """Continue in the log of the run's folder, after a line with `banner` if there is a log already."""
         file = Appender(self.paths.log_file(self.rank.rank))
         if file.path.stat().st_size > 0:
@@ -184,38 +179,29 @@ class RunContext:
             logger.info("started\n{}", environment_text(self.folder.record))
 
     def keep_folder(self) -> None:
-        """Open a new folder if the run's was moved or deleted. Call it before each save; every process must."""
-        before = self.paths.root
-        made = None
-        if self.folder is not None:
-            try:
-                if not self.folder.lock.is_in_place():
-                    made = self._open_again(self.folder)
-            except (OSError, UserError) as error:
-                logger.warning("{}", error)
-        made = from_main(made, self.rank)
-        if made is None:
-            return
-        self.paths.move_to(made)
-        self._open_log()
-        if self.folder is not None:
-            self.monitor.write_to(self.folder, self.values)
-            logger.warning(
-                "{} was moved or deleted: this and later checkpoints, lines and numbers are in {}", before, made
-            )
+        """Make the run's folder again if it was moved or deleted. Call it before writing to it.
 
-    def _open_again(self, old: OpenRun) -> Path | None:
-        """Open a folder for the rest of the run. Returns None if the old one is whole: only its lock was removed."""
-        folder = RunPaths(self.paths.root)
-        if folder.holds_run():
-            attempts = read_attempts(folder)
-            if attempts and attempts[-1]["time"] == old.record["time"] and attempts[-1]["pid"] == old.record["pid"]:
-                self.folder = replace(old, lock=FolderLock.take(folder.lock_file))
-                return None
-            folder.move_to(unused_path(folder.root))  # another run has its name by now
-        self.folder = open_run(folder, self.values, *self._started, earlier=self._earlier)
-        old.close()
-        return folder.root
+        Raises:
+            UserError: another run has its name by now.
+        """
+        if self.folder is None or self.folder.lock.is_in_place():
+            return
+        root = self.paths.root
+        if not self.paths.holds_run():
+            logger.warning(
+                "{} was moved or deleted: checkpoints are saved to a new folder of this name; the log and the numbers of"
+                " this run stay in the one that was moved",
+                root,
+            )
+        elif read_attempts(self.paths)[-1:] != [self.folder.record]:  # else only the lock was removed
+            raise UserError(
+                f"{root} belongs to another run by now, and stays as it is: the folder of this run was moved or deleted"
+                " while it trained; to continue, --resume the moved folder"
+            )
+        with warn_on_oserror(str(root)):  # the save will fail
+            self.paths.checkpoints.mkdir(parents=True, exist_ok=True)
+            self.folder.lock.release()
+            self.folder.lock = FolderLock.take(self.paths.lock_file)
 
     def end(self, outcome: Outcome) -> None:
         """Write the last log line and the status of a run that ended without an error."""
@@ -249,7 +235,8 @@ class RunContext:
         if not to_terminal:
             level = "WARNING"
         text = failure.text()
-        if is_trained and failure.code != EXIT_INTERRUPTED:  # its summary has said it
+        is_ours = self.folder is None or self.folder.lock.is_in_place()  # else another run may have its name
+        if is_trained and is_ours and failure.code != EXIT_INTERRUPTED:  # its summary has said it
             again = self.paths.resume_command(self.argv[0])
             if again:
                 text += f"\nto resume:  {again}"

@@ -262,7 +262,6 @@ class Trainer:
     def validate(self) -> bool:
         """Evaluate on the validation data. Returns whether the result is the best so far."""
         self.check_losses()
-        self.run.keep_folder()
         result = self.run_evaluation("val", self.val)
         if result is None:
             return False
@@ -281,7 +280,6 @@ class Trainer:
 
     def evaluate(self) -> None:
         """Evaluate on the evaluation data, and write the results to the run's eval folder."""
-        self.run.keep_folder()
         result = self.run_evaluation("eval", self.evaluation)
         if result is None:
             return
@@ -301,6 +299,7 @@ class Trainer:
             with self.average.applied(self.task):
                 share_buffers(self.task, self.rank)  # every process
                 result = self.evaluator.run(sets, fixed=split == "val")
+            self.run.keep_folder()
             if self.evaluator.gallery:
                 self.evaluator.gallery.show(self, split, result)
         except EvaluationInterrupted as interrupted:
@@ -329,7 +328,6 @@ class Trainer:
         if planned and self.optimizer_step.guard is not None:
             self.optimizer_step.guard.saved(self.at.step)
         self.run.keep_folder()
-        self.saver.folder.move_to(self.paths.checkpoints)
         state = self.state.state_dict(self.at, self.progress.values, self.progress.pending)
         self.monitor.saving(self.at, best=best, numbered=numbered, mode=self.best.mode)
         self.monitor.recorder.flush()  # metrics reach the disk before the checkpoint

@@ -1,5 +1,6 @@
-"""The run's folder is renamed, deleted or replaced while the run goes on: what comes later is saved all the same."""
+"""The run's folder is renamed, deleted or replaced while the run goes on."""
 
+import json
 import os
 import shutil
 from pathlib import Path
@@ -45,30 +46,44 @@ def vanish(trainer: Any) -> None:
     trainer.monitor.step_done = step_done
 
 
-@pytest.mark.parametrize("how", ["renamed", "deleted", "checkpoints", "replaced", "lock"])
+@pytest.mark.parametrize("how", ["renamed", "deleted", "checkpoints", "lock"])
 def test_the_folder_is_made_again(runs: Runs, monkeypatch: pytest.MonkeyPatch, how: str) -> None:
-    """With the run's record, so that it can be resumed like any other; another run's folder is left alone."""
+    """It has the checkpoints, and can be resumed; the log and the numbers stay in the folder that was moved."""
     uncut = runs.train(*SAVES, name="uncut")
     monkeypatch.setenv("VANISH", how)
     folder = runs.train(
         *SAVES, "--plugins", "[engine.checkpoint.test_folder:vanish]", "--monitor.writers", "[tensorboard]"
     )
-    if how == "replaced":
-        assert (folder / "checkpoints" / "latest.pt").read_text() == "another run's"
-        folder = folder.with_name("run-2")
     assert same(load(folder)["model"], load(uncut)["model"])
     assert not (folder / "run.lock").exists()
-    log = (folder / "train.log").read_text()
-    is_new = how not in ("checkpoints", "lock")
-    assert log.count("was moved or deleted") == is_new and (f"numbers are in {folder}" in log) == is_new
-    assert "there is no checkpoint yet" not in log
-    for event in ("train", "val"):
-        found, expected = metrics(folder, event), metrics(uncut, event)
-        values = [entry["values"] for entry in found]
-        assert values == [entry["values"] for entry in expected][-len(values) :]
-    assert {"config.yaml", "run.json", "status.json", "event"} <= {path.name for path in folder.iterdir()}
+    assert json.loads((folder / "status.json").read_text())["state"] == "finished"
+    if how != "deleted":
+        moved = folder
+        if how == "renamed":
+            moved = folder.with_name("elsewhere")
+        log = (moved / "train.log").read_text()
+        assert log.count("was moved or deleted") == (how == "renamed")
+        assert "there is no checkpoint yet" not in log
+        for event in ("train", "val"):
+            values = [entry["values"] for entry in metrics(moved, event)]
+            assert values == [entry["values"] for entry in metrics(uncut, event)]
     runs.train(*SAVES, "--resume", str(folder), "--progress.epoch", "3", name=folder.name)
     assert load(folder)["position"]["step"] == 15
+
+
+def test_another_run_is_never_overwritten(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+    """This one ends, with an error that names the folder; what it has saved is in the folder that was moved."""
+    monkeypatch.setenv("VANISH", "replaced")
+    assert runs.fail(*SAVES, *PLUGIN) == 2
+    folder = runs.root / "run"
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    assert {path.name: path.read_text() for path in files} == {"run.json": "{}", "latest.pt": "another run's"}
+    moved = folder.with_name("elsewhere")
+    log = (moved / "train.log").read_text()
+    assert f"{folder} belongs to another run by now, and stays as it is" in log and "to resume:" not in log
+    monkeypatch.setenv("VANISH", "")
+    assert train.main(["--resume", str(moved)]) == 0
+    assert load(moved)["position"]["epoch"] == 2
 
 
 @pytest.mark.slow
@@ -77,7 +92,7 @@ def test_on_two_processes(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
     several(runs, 2, runs.words(*SAVES, *PLUGIN, "--model", "{type: tests.small.Plain}"))
     folder = runs.root / "run"
     assert load(folder)["position"]["epoch"] == 2
-    assert (folder / "train.rank1.log").is_file() and (folder / "config.yaml").is_file()
+    assert (folder.with_name("elsewhere") / "train.rank1.log").is_file()
 
 
 def test_a_run_that_was_moved_continues_where_it_is(runs: Runs, tmp_path: Path) -> None:

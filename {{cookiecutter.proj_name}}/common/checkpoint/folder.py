@@ -53,10 +53,6 @@ class CheckpointFolder:
         self.source: Path | None = None
         self.has_saved = False
         self.after_write: list[Callable[..., object]] = []
-        self.move_to(folder)
-
-    def move_to(self, folder: Path) -> None:
-        """Use another folder from now on."""
         self.folder = folder
         self.latest = folder / "latest.pt"
         self.previous = folder / "previous.pt"
@@ -84,7 +80,7 @@ class CheckpointFolder:
     def save(self, state: State, *, step: int | None = None, best: bool = False) -> None:
         """Write `latest.pt`, and the same file as `step_<step>.pt` and / or `best.pt`. Then delete old files."""
         began = time.monotonic()
-        self.folder.mkdir(parents=True, exist_ok=True)  # the run's folder may have been moved or deleted
+        self.folder.mkdir(exist_ok=True)  # it may have been moved or deleted
         paths = [self.latest]
         if best:
             paths.append(self.best)

@@ -25,7 +25,6 @@ from common.monitor.writer import NullRecorder, Recorder, WriterRun, drop_duplic
 from common.optim.groups import learning_rates
 from common.progress import Position
 from common.run.folder import OpenRun
-from common.run.paths import RunPaths
 from common.run.record import environment_text
 from common.run.status import State, write_status
 
@@ -87,43 +86,31 @@ class Monitor:
         self.after_log: list[AtLogLine] = []
         self.start: int | None = None
         self.step: int | None = None
-        self.config = config
         self._rank = rank
+        self._run = run
         self.unit = "items"
         self.texts: dict[str, str] = {}
         self._total_steps: int | None = None  # of the run, where known
         self._total_epochs: int | None = None
         self._recording = threading.Lock()  # another thread records the failure of another process
         self._has_ended = False
-        self._folder: RunPaths | None = None
         self._hides_bar: bool | None = True
         self.bar: tqdm[Any] = tqdm(disable=True)
         self.recorder: Recorder | NullRecorder = NullRecorder()
         if run is not None:
             # tqdm's `disable`: None shows the bar on a terminal only.
             self._hides_bar = {"auto": None, "on": False, "off": True}[config.bar]
-            self.write_to(run, values, resume_step)
-
-    def write_to(
-        self,
-        run: OpenRun,
-        values: Mapping[str, Any],
-        resume_step: int | None = None,
-    ) -> None:
-        """Begin the files in the folder of `run`; again if it was moved. The arguments are those of the class."""
-        self.recorder.close()
-        folder = run.folder
-        self._folder = folder
-        self.texts |= {"run/config": dump(values), "run/environment": environment_text(run.record)}
-        about = WriterRun(folder.root, folder.name, run.id, values, resume_step)
-        self.recorder = Recorder(
-            folder.metrics_file,
-            about,
-            self.config.writers,
-            self.texts,
-            attempt=run.attempt,
-        )
-        self._status("running", self.step)
+            folder = run.folder
+            self.texts = {"run/config": dump(values), "run/environment": environment_text(run.record)}
+            about = WriterRun(folder.root, folder.name, run.id, values, resume_step)
+            self.recorder = Recorder(
+                folder.metrics_file,
+                about,
+                config.writers,
+                self.texts,
+                attempt=run.attempt,
+            )
+            self._status("running", None)
 
     @contextmanager
     def training(
@@ -289,6 +276,8 @@ class Monitor:
         reason: str = "",
     ) -> None:
         with self._recording, warn_on_oserror("status.json"):
-            if self._folder is not None and not self._has_ended:
-                self._has_ended = state != "running"
-                write_status(self._folder, state, step=step, reason=reason)
+            if self._run is None or self._has_ended:
+                return
+            self._has_ended = state != "running"
+            if self._run.lock.is_in_place():  # else another run may have written there
+                write_status(self._run.folder, state, step=step, reason=reason)

@@ -1,7 +1,7 @@
 """Open a run: lock its folder, move an earlier run away, and record how the run was started."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -18,7 +18,7 @@ from common.run.record import read_attempts
 from common.run.status import FolderLock
 
 
-@dataclass(frozen=True)
+@dataclass
 class OpenRun:
     """A run folder that this process may write to until `close`.
 
@@ -54,7 +54,6 @@ def open_run(
     attempt: dict[str, Any],
     patch: str,
     resume: bool = False,
-    earlier: Sequence[dict[str, Any]] = (),
 ) -> OpenRun:
     """Lock the folder and record how the run was started. For the main process only.
 
@@ -64,7 +63,6 @@ def open_run(
     Args:
         values: the complete configuration.
         attempt, patch: see `record.describe_start`.
-        earlier: attempts of the run whose record is gone.
 
     Raises:
         UserError: the folder cannot be written, or is in use by another process.
@@ -80,7 +78,7 @@ def open_run(
         for file in (folder.record_file, folder.status_file):
             if resume and file.is_file():
                 before[file] = file.read_text()
-        _write_record(folder, attempt, values, patch, earlier)
+        _write_record(folder, attempt, values, patch)
         run_id = f"{folder.name}_{_first_start(folder)}"
         return OpenRun(folder, lock, attempt["attempt"], run_id, attempt, before)
     except OSError as error:
@@ -146,10 +144,9 @@ def _write_record(
     attempt: dict[str, Any],
     values: Mapping[str, Any],
     patch: str,
-    earlier: Sequence[dict[str, Any]],
 ) -> None:
     """Write the files that record how the run was started. Adds number and config file name to `attempt`."""
-    attempts = [*earlier, *read_attempts(folder), attempt]
+    attempts = [*read_attempts(folder), attempt]
     number = 1
     suffix = ""
     while (folder.root / f"config{suffix}.yaml").exists():

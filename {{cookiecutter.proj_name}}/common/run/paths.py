@@ -38,10 +38,6 @@ class RunPaths:
     """
 
     def __init__(self, root: Path) -> None:
-        self.move_to(root)
-
-    def move_to(self, root: Path) -> None:
-        """Become the paths of the folder `root`, wherever they are used."""
         self.root = root
         self.name = root.name
         self.checkpoints = root / "checkpoints"
