@@ -189,8 +189,8 @@ class RunContext:
         root = self.paths.root
         if not self.paths.holds_run():
             logger.warning(
-                "{} was moved or deleted: checkpoints are saved to a new folder of this name; the log and the numbers of"
-                " this run stay in the one that was moved",
+                "{} was moved or deleted: checkpoints go to a new folder of this name; the log and the numbers of this"
+                " run stay in the one that was moved",
                 root,
             )
         elif read_attempts(self.paths)[-1:] != [self.folder.record]:  # else only the lock was removed

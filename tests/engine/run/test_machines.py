@@ -15,6 +15,7 @@ import pytest
 from common.base.process import _cpu_quotas
 from common.distributed import Rank
 from common.failure.report import describe
+from parts.advice.explain import explain
 from tests.conftest import ENVIRONMENT, PROJECT, Runs, run
 
 SHORT = ["--progress.epoch", "1", "--progress.max_steps", "2"]
@@ -93,6 +94,8 @@ def test_limits_of_a_machine(runs: Runs, limit: str) -> None:
     ],
 )
 def test_errors_of_a_machine_have_a_hint(error: Exception, remedy: str) -> None:
+    with pytest.raises(type(error)), explain():
+        raise error
     assert remedy in describe(error, Rank()).hint
 
 

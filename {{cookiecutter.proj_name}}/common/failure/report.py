@@ -35,43 +35,6 @@ _CROSSED = "the processes wait in different exchanges: is one called by only som
 _FRAME = re.compile(r'^ *File "([^"]+)", line (\d+), in (\S+)\n +(.+)$', re.MULTILINE)
 # Torch's messages on one rank after another rank has ended or stopped responding.
 _CONSEQUENCE = "connection|broken pipe|socket|timed? ?out|remote process|NCCL|failed to recv|no error message|store has"
-_SHARED_MEMORY = (
-    "worker processes pass batches through /dev/shm, which is too small, full or read-only: enlarge it (docker run "
-    "--shm-size 8g; Kubernetes: an emptyDir of medium Memory at /dev/shm), or use no workers: --num_workers 0"
-)
-# Patterns of an error's type and message, and of the line that raised it; the first match is used.
-_HINTS = {
-    r"Cannot re-initialize \w+ in forked|CUDA error: initialization error": (
-        "a worker process that was forked cannot use the GPU: keep the dataset on the CPU, or start workers with "
-        "--loader.start_method forkserver, or use none (--num_workers 0)"
-    ),
-    "DataLoader timed out": "a batch took longer than loader.timeout: raise it, or use more --num_workers",
-    r"Too many open files|items of ancdata": (
-        "this process may not open more files: raise the limit before the start (ulimit -n 65536; docker run --ulimit "
-        "nofile=65536), or use fewer --num_workers; with --num_workers 0, batches need no open files"
-    ),
-    "Resource temporarily unavailable|can't start new thread|failed to create thread|pthread_create": (
-        "this user or container may not start more processes or threads: raise the limit (ulimit -u; docker run "
-        "--pids-limit), or start fewer: --num_workers 0, OMP_NUM_THREADS=1"
-    ),
-    "shared memory|SemLock|sem_open|bus error|killed by signal 7$": _SHARED_MEMORY,
-    "out of memory|can't allocate memory": (
-        "in training, a smaller batch_size (raise optim.accumulate); in an evaluation, a smaller eval_batch_size of "
-        "the dataset; or a smaller model, or precision.mode bf16"
-    ),
-    "worker.*(killed|exited unexpectedly)": (
-        "a worker was killed, probably out of memory (see dmesg; in a container, also /dev/shm): use fewer "
-        "--num_workers, a smaller loader.prefetch or batch_size; --num_workers 0 shows an error of its own"
-    ),
-    "No space left on device": "the disk is full, or has no free inodes: see df -h and df -i",
-    "more than 1 value per channel when training": (
-        "batch norm cannot compute the variance of one sample: --loader.drop_last true, or another --batch_size"
-    ),
-    # After an assert in a kernel, the first call that says so may be one of cuBLAS.
-    "device-side assert|CUBLAS_STATUS_INTERNAL_ERROR|Target .* out of bounds": (
-        "label >= the number of classes? Rerun with CUDA_LAUNCH_BLOCKING=1"
-    ),
-}
 
 
 @dataclass(frozen=True)
@@ -165,7 +128,6 @@ def describe(error: BaseException, rank: Rank) -> Failure:
             during.append(note)
         elif not hint:
             hint = note.removeprefix(HINT)
-    hint = hint or machine_hint(error, title)
     is_timeout = re.search("(?<!DataLoader )timed? ?out", title, re.IGNORECASE) is not None
     may_follow = re.search(_CONSEQUENCE, title, re.IGNORECASE) is not None
     if not hint and is_timeout and not rank.is_single_process:
@@ -231,17 +193,6 @@ def explain_timeout(failure: Failure, found: Sequence[Failure]) -> Failure:
         if there.source != failure.source:
             hint = _CROSSED
     return replace(failure, trace=trace, during=during, hint=hint)
-
-
-def machine_hint(error: BaseException, title: str) -> str:
-    """Return what to do about `error`, whose type and message are `title`; "" if it is no known one of a machine."""
-    text = f"{title}\n{error}\n"
-    for frame in traceback.extract_tb(error.__traceback__)[-1:]:
-        text += (frame.line or "").partition("#")[0]
-    for pattern, hint in _HINTS.items():
-        if re.search(pattern, text, re.IGNORECASE):
-            return hint
-    return ""
 
 
 def report_to_torchrun(text: str) -> None:

@@ -51,9 +51,6 @@ def explain() -> Iterator[None]:
 
 def _notes(error: Exception, frames: Sequence[FrameType]) -> Iterator[str]:
     """Describe the batch and the output where the error was raised, and give the advice."""
-    task = _task(frames)
-    if task is None:
-        return
     for name in ("batch", "output"):
         value = _local(frames, name)
         if value is not None:
@@ -61,11 +58,16 @@ def _notes(error: Exception, frames: Sequence[FrameType]) -> Iterator[str]:
     text = f"{type(error).__name__}: {error}"
     if str(error).startswith("Caught "):  # by a worker: a traceback, whose last line has type and message
         text = str(error).strip().splitlines()[-1]
-    at = f"{text} at {traceback.extract_tb(error.__traceback__)[-1].line}"
+    line = traceback.extract_tb(error.__traceback__)[-1].line or ""
+    at = f"{text} at {line.partition('#')[0]}"
     for pattern, advice in ADVICE.items():
         if re.search(pattern, at):
-            forward = f"{type(task.model).__name__}.forward"
-            yield HINT + advice.format(forward=forward, output=f"{type(task).__name__}.output")
+            task = _task(frames)
+            forward = output = "the task"
+            if task is not None:
+                forward = f"{type(task.model).__name__}.forward"
+                output = f"{type(task).__name__}.output"
+            yield HINT + advice.format(forward=forward, output=output)
             return
 
 
