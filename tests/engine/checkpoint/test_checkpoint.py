@@ -456,19 +456,14 @@ def test_two_runs_never_write_one_folder(runs: Runs) -> None:
     assert load(folder)["position"]["step"] == step + 3
 
 
-@pytest.mark.parametrize("how", ["init_from", "resume", "auto"])
-def test_weights_of_the_run_that_would_be_moved(runs: Runs, how: str) -> None:
-    """Refused, since the new run's record would name files that are elsewhere; the old run stays."""
-    folder = runs.train("--progress.epoch", "1")
-    best = str(folder / "checkpoints" / "best.pt")
-    only_weights = ["--progress.start_epoch", "0", "--resume"]
-    words = {"init_from": ["--init_from.path", best], "resume": [*only_weights, best], "auto": [*only_weights, "auto"]}
-    with pytest.raises(UserError, match=rf"{how.replace('auto', 'resume')}.*best.pt|latest.pt.*another --name"):
-        runs.train(*words[how])
-    assert [path.name for path in runs.root.glob("run*")] == ["run"]
-    renamed = runs.train(*words["resume"], "--progress.epoch", "1", name="renamed")
-    assert load(renamed)["position"]["step"] == 5
-    runs.train("--resume", "auto", "--init_from.path", best)  # nothing is moved, so nothing is wrong with that
+@pytest.mark.parametrize("words", [["--init_from.path"], ["--progress.start_epoch", "0", "--resume"]])
+def test_weights_of_the_run_that_is_moved(runs: Runs, words: list[str]) -> None:
+    """They are read before the folder is renamed."""
+    best = runs.train("--progress.epoch", "1") / "checkpoints" / "best.pt"
+    other = runs.train(*words, str(best), "--progress.epoch", "1", name="other")
+    folder = runs.train(*words, str(best), "--progress.epoch", "1")
+    assert same(load(folder)["model"], load(other)["model"])
+    assert len(list(runs.root.glob("run_*/checkpoints/best.pt"))) == 1
 
 
 def test_a_limit_was_not_left_behind() -> None:

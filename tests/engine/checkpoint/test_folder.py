@@ -40,7 +40,7 @@ def vanish(trainer: Any) -> None:
             shutil.rmtree(root / "checkpoints")
         if how == "replaced":  # another run took the name
             (root / "checkpoints").mkdir(parents=True)
-            (root / "run.json").write_text("{}")
+            (root / "run.json").write_text('{"attempts": []}')
             (root / "checkpoints" / "latest.pt").write_text("another run's")
 
     trainer.monitor.step_done = step_done
@@ -77,7 +77,10 @@ def test_another_run_is_never_overwritten(runs: Runs, monkeypatch: pytest.Monkey
     assert runs.fail(*SAVES, *PLUGIN) == 2
     folder = runs.root / "run"
     files = [path for path in folder.rglob("*") if path.is_file()]
-    assert {path.name: path.read_text() for path in files} == {"run.json": "{}", "latest.pt": "another run's"}
+    assert {path.name: path.read_text() for path in files} == {
+        "run.json": '{"attempts": []}',
+        "latest.pt": "another run's",
+    }
     moved = folder.with_name("elsewhere")
     log = (moved / "train.log").read_text()
     assert f"{folder} belongs to another run by now, and stays as it is" in log and "to resume:" not in log

@@ -130,22 +130,21 @@ def test_the_evaluation_line():
 def test_lines_name_the_trainer_not_the_monitor(run, tmp_path):
     """Also where the monitor makes the line."""
     setup_log(file=Appender(tmp_path / "log"))
-    monitor = Monitor(MonitorConfig(bar="off", writers=[]), Rank(), run, values={})
+    monitor = Monitor(MonitorConfig(writers=[]), Rank(), run, values={})
     at, optimizer = Position(step=1, sample=1), torch.optim.SGD([torch.zeros(1)], lr=0.5)
     monitor.train(at, optimizer, None, {})
     monitor.evaluation("val", at, SplitResult({"": SetResult({}, 1)}))
     monitor.end("finished", at, "")
     line = int(here().rpartition(":")[2])
     places = [text.split()[3] for text in (tmp_path / "log").read_text().splitlines()]
-    assert places == [f"{__file__}:{number}" for number in range(line - 3, line)]
+    assert places == [f"{__name__}:{number}" for number in range(line - 3, line)]
 
 
-@pytest.mark.parametrize(("choice", "hidden"), [("auto", True), ("on", False), ("off", True)])
-def test_a_bar_only_on_a_terminal(run, choice, hidden):
-    """Not in a file, unless it is asked for; a test's output is a file."""
-    monitor = Monitor(MonitorConfig(bar=choice, writers=[]), Rank(), run, values={})
+def test_a_bar_only_on_a_terminal(run):
+    """Not in a file; a test's output is a file."""
+    monitor = Monitor(MonitorConfig(writers=[]), Rank(), run, values={})
     with monitor.training(Position(), 10):
-        assert monitor.bar.disable is hidden
+        assert monitor.bar.disable
 
 
 def short_run(project: Path, *, resume_step: int | None = None, last: int = 3, rank: Rank | None = None) -> list[str]:
@@ -156,7 +155,7 @@ def short_run(project: Path, *, resume_step: int | None = None, last: int = 3, r
     optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.5)
     with closing(open_digits(project, resume=resume_step is not None)) as run:
         opened = run if rank is None else None
-        monitor = Monitor(MonitorConfig(bar="off"), rank or Rank(), opened, resume_step=resume_step, values={})
+        monitor = Monitor(MonitorConfig(), rank or Rank(), opened, resume_step=resume_step, values={})
         begin = resume_step or 0
         with monitor.training(Position(step=begin), total_steps=9, epochs=3):
             for step in range(begin + 1, last + 1):

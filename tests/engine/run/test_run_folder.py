@@ -22,7 +22,7 @@ from common.run.paths import DirConfig, RunPaths, data_dir
 from common.run.record import describe_start, environment_text
 from common.run.status import FolderLock, read_status, write_status
 from evaluate import eval_dir
-from tests.conftest import PROJECT, Runs, load
+from tests.conftest import PROJECT, Runs
 
 
 @pytest.fixture
@@ -112,17 +112,6 @@ def test_a_run_that_is_refused_keeps_the_earlier_one(runs: Runs) -> None:
     assert runs.fail(*runs.words("--optim.no_decay", "[nothing.*]", "--optim.weight_decay", "0.1")) == 2
     (moved,) = runs.root.glob("run_*")
     assert {path.relative_to(moved): path.read_bytes() for path in moved.rglob("*") if path.is_file()} == before
-
-
-def test_a_damaged_record_stops_nothing(runs: Runs) -> None:
-    """A run whose run.json is empty is continued, and moved away for a new one."""
-    record = runs.train("--progress.max_steps", "4") / "run.json"
-    record.write_text("")
-    runs.train("--progress.max_steps", "6", "--resume", "auto")
-    assert load(runs.root / "run")["position"]["step"] == 6
-    record.write_text("")
-    runs.train("--progress.max_steps", "2")
-    assert len(list(runs.root.glob("run_*/checkpoints/latest.pt"))) == 1
 
 
 def test_a_crash_before_the_first_step_keeps_its_files(runs: Runs) -> None:

@@ -3,10 +3,8 @@
 import logging
 import os
 import sys
-import warnings
 from collections import deque
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from loguru import logger as logger  # train.py imports it from here: `common` reports missing packages
@@ -14,8 +12,7 @@ from tqdm import tqdm
 
 from common.base.files import Appender
 
-_PROJECT = Path(__file__).resolve().parents[2]
-_FILE = "{time:YYYY-MM-DD HH:mm:ss.SSS} {level: <7} {extra[at]: <26} {message}"
+_FILE = "{time:YYYY-MM-DD HH:mm:ss.SSS} {level: <7} {name: >26}:{line: <4} {message}"
 _early: deque[str] = deque(maxlen=1000)  # lines logged before the run folder exists; they belong in the run's file too
 
 
@@ -35,7 +32,6 @@ def setup_log(
     """
     number = logger.level(level).no
     logger.remove()
-    logger.configure(patcher=_add_place)
     # diagnose would print the values of variables (data, passwords) in tracebacks.
     options: dict[str, Any] = {"diagnose": False, "backtrace": False}
     shown = level
@@ -60,7 +56,7 @@ def setup_log(
     logging.basicConfig(handlers=[_ToLoguru()], force=True)
     # At DEBUG libraries log a great deal (Pillow: a line for each block of a PNG).
     logging.getLogger().setLevel(max(number, logging.INFO))
-    warnings.showwarning = _log_warning
+    logging.captureWarnings(True)
 
 
 def _to_console(message: str) -> None:
@@ -71,41 +67,17 @@ def _to_console(message: str) -> None:
         sys.stderr.write(message)
 
 
-def _add_place(record: Any) -> None:
-    place = _place(record["file"].path, record["line"])
-    record["extra"].setdefault("at", place)
-
-
-def _place(path: str, line: int) -> str:
-    """Return a source location: the path from the project's root, for libraries from site-packages, and the line."""
-    return f"{path.rpartition('/site-packages/')[2].removeprefix(f'{_PROJECT}/')}:{line}"
-
-
 class _ToLoguru(logging.Handler):
-    """Forwards records of the standard library's `logging`, with their true source location (`stacklevel`)."""
+    """Forwards records of the standard library's `logging`, and of `warnings`."""
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
             level: str | int = logger.level(record.levelname).name
         except ValueError:  # a level of the library's own
             level = record.levelno
-        caller = logger.bind(at=_place(record.pathname, record.lineno))
         try:
-            message = record.getMessage()
+            message = record.getMessage().rstrip()
+            # Passed as an argument: braces in the text must not be taken for format fields.
+            logger.opt(depth=6, exception=record.exc_info).log(level, "{}", message)  # the caller of `logging`
         except Exception:  # noqa: BLE001 - a wrong call of a library's, which logging only reports
             self.handleError(record)
-            return
-        # Passed as an argument: braces in the text must not be taken for format fields.
-        caller.opt(exception=record.exc_info).log(level, "{}", message)
-
-
-def _log_warning(
-    message: Warning | str,
-    category: type[Warning],
-    filename: str,
-    lineno: int,
-    *_: Any,
-    **__: Any,
-) -> None:
-    here = logger.bind(at=_place(filename, lineno))
-    here.warning("{}: {}", category.__name__, message)

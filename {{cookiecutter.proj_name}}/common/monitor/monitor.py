@@ -1,5 +1,6 @@
 """Progress reports of a run: log lines and numbers. Only the main process writes them."""
 
+import os
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -47,8 +48,6 @@ class MonitorConfig:
         default_factory=lambda: ["tensorboard"]
     )
     """where curves go, names or {type: ...} with settings; see docs/monitor.md"""
-    bar: Literal["auto", "on", "off"] = "auto"
-    """progress bar; auto: on a terminal"""
 
 
 class Monitor:
@@ -94,12 +93,9 @@ class Monitor:
         self._total_epochs: int | None = None
         self._recording = threading.Lock()  # another thread records the failure of another process
         self._has_ended = False
-        self._hides_bar: bool | None = True
         self.bar: tqdm[Any] = tqdm(disable=True)
         self.recorder: Recorder | NullRecorder = NullRecorder()
         if run is not None:
-            # tqdm's `disable`: None shows the bar on a terminal only.
-            self._hides_bar = {"auto": None, "on": False, "off": True}[config.bar]
             folder = run.folder
             self.texts = {"run/config": dump(values), "run/environment": environment_text(run.record)}
             about = WriterRun(folder.root, folder.name, run.id, values, resume_step)
@@ -124,13 +120,16 @@ class Monitor:
         self._total_epochs = epochs
         self.start = self.step = at.step
         self._status("running", at.step)
+        hidden = None  # if this is not a terminal
+        if not self._rank.is_main or os.environ.get("TQDM_DISABLE"):
+            hidden = True
         self.bar = tqdm(
             total=total_steps,
             initial=at.step,
             unit="step",
             dynamic_ncols=True,
             leave=False,
-            disable=self._hides_bar,
+            disable=hidden,
         )
         self.clock.start()
         try:

@@ -98,26 +98,6 @@ def is_restart(folder: RunPaths, rank: Rank) -> bool:
     return not set(launched_as).isdisjoint(rank.launched_as)
 
 
-def refuse_sources_in_moved_run(
-    sources: Mapping[str, str | Path | None],
-    folder: RunPaths,
-) -> None:
-    """Reject a new run that reads files of the run it moves out of the way: its record would name a wrong path.
-
-    Args:
-        sources: files, by the config key that names them.
-
-    Raises:
-        UserError: with the key, the file, and what to do.
-    """
-    for key, source in sources.items():
-        if folder.contains(source):
-            raise UserError(
-                f"{key}: {source} belongs to the run in {folder.root}, which a new run of this name moves out of the"
-                " way; give the new run another --name"
-            )
-
-
 def _move_away(folder: RunPaths) -> None:
     """Rename the folder of an earlier run, if there is one, to `<name>_<its start>`."""
     if not folder.holds_run():

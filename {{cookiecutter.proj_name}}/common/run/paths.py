@@ -87,11 +87,7 @@ class RunPaths:
 
     def resume_command(self, program: str) -> str:
         """Return how to continue the run; empty if it has saved nothing."""
-        try:
-            names = os.listdir(self.checkpoints)
-        except OSError:
-            names = []
-        if not any(name.endswith(".pt") for name in names):
+        if not any(self.checkpoints.glob("*.pt")):
             return ""
         return shlex.join(["python", shown_path(program), "--resume", shown_path(self.root)])
 

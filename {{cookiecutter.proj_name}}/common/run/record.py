@@ -3,20 +3,17 @@
 import json
 import os
 import platform
-import re
 import shlex
 import socket
 import subprocess
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from fnmatch import fnmatchcase
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import torch
-from loguru import logger
 
 from common.distributed import Rank
 from common.run.paths import RunPaths
@@ -98,16 +95,10 @@ def git_files(project: Path, *options: str) -> list[str]:
 
 
 def _git(project: Path, *arguments: str) -> str:
-    # Inside git hooks, GIT_DIR and others are set, and would point to another repository.
-    environment = dict(os.environ)
-    for name in os.environ:
-        if name.startswith("GIT_"):
-            del environment[name]
     command = ["git", "--no-optional-locks", *arguments]
     done = subprocess.run(
         command,
         cwd=project,
-        env=environment,
         capture_output=True,
         timeout=_TIMEOUT_S,
         check=True,
@@ -138,19 +129,17 @@ def machine(device: torch.device) -> dict[str, str | int | bool]:
     cuda = torch.backends.cuda.matmul
     cudnn = torch.backends.cudnn
     conv: Any = getattr(cudnn, "conv")  # noqa: B009 - not in its types
-    names = ("driver", "cudnn", "cudnn flags", "tf32")
+    names = ("cudnn", "cudnn flags", "tf32")
     gpu: dict[str, str | int | bool] = dict.fromkeys(names, "not used")
     if device.type == "cuda":
         gpu = {
             "device": torch.cuda.get_device_name(device),
-            "driver": _line("/proc/driver/nvidia/version", r"Module\b.*?\s(\d[\d.]+)") or "unknown",
             "cudnn": cudnn.version(),
             "cudnn flags": f"deterministic {cudnn.deterministic}, benchmark {cudnn.benchmark}",
             "tf32": f"matmul {cuda.fp32_precision}, conv {conv.fp32_precision}",
         }
     return {
         "python": platform.python_version(),
-        "processor": _line("/proc/cpuinfo", r"model name\s*: (.*)") or platform.processor() or "unknown",
         "cpu": torch.backends.cpu.get_cpu_capability(),
         "threads": torch.get_num_threads(),
         "device": f"{device.type} ({platform.machine()})",
@@ -161,25 +150,11 @@ def machine(device: torch.device) -> dict[str, str | int | bool]:
     }
 
 
-def _line(file: str, pattern: str) -> str:
-    """Return what `pattern` captures in a system file; "" if it is missing."""
-    try:
-        text = Path(file).read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return ""
-    match = re.search(pattern, text)
-    if match is None:
-        return ""
-    return match[1].strip()
-
-
 # Variables that change results and hold no secrets. The environment as a whole is never recorded: it may hold tokens.
-RESULT_VARIABLES = (
-    "ONEDNN_*", "DNNL_*", "MKL_*", "OPENBLAS_*", "NPY_*CPU_FEATURES", "KMP_DETERMINISTIC_REDUCTION", "OMP_DYNAMIC",
-    "CUBLAS*", "CUDNN_*", "NVIDIA_TF32_OVERRIDE", "TORCH_ALLOW_TF32*", "TORCH_BLAS*", "NCCL_ALGO", "NCCL_PROTO",
-    "PYTHONHASHSEED",
+_RESULT_VARIABLES = (
+    "ONEDNN_", "DNNL_", "MKL_", "OPENBLAS_", "NPY_", "KMP_DETERMINISTIC", "OMP_DYNAMIC", "CUBLAS", "CUDNN_",
+    "NVIDIA_TF32", "TORCH_ALLOW_TF32", "TORCH_BLAS", "NCCL_ALGO", "NCCL_PROTO", "PYTHONHASHSEED",
 )  # fmt: skip
-_HARMLESS = ("*VERBOSE*", "*LOG*", "*PROFIL*")
 _REPEATED = ("OMP_NUM_THREADS", "ATEN_CPU_CAPABILITY")  # torch reports the effect of both
 
 
@@ -187,9 +162,7 @@ def result_variables() -> dict[str, str]:
     """Return the variables of this process' environment that change results."""
     found = {}
     for name, value in sorted(os.environ.items()):
-        is_listed = any(fnmatchcase(name, pattern) for pattern in RESULT_VARIABLES)
-        is_harmless = any(fnmatchcase(name, pattern) for pattern in _HARMLESS)
-        if is_listed and not is_harmless:
+        if name.startswith(_RESULT_VARIABLES) and "VERBOSE" not in name:
             found[name] = value
     return found
 
@@ -235,12 +208,7 @@ def read_attempts(folder: RunPaths) -> list[dict[str, Any]]:
     """Read the entries of `run.json`, one for each start; none without that file."""
     if not folder.record_file.exists():
         return []
-    try:
-        record = json.loads(folder.record_file.read_text())
-        attempts: list[dict[str, Any]] = record["attempts"]
-    except (ValueError, TypeError, KeyError):
-        logger.warning("{} is damaged, and counts as missing", folder.record_file)
-        return []
+    attempts: list[dict[str, Any]] = json.loads(folder.record_file.read_text())["attempts"]
     return attempts
 
 

@@ -104,13 +104,3 @@ class FolderLock:
             return False
         held = os.fstat(self._file.fileno())
         return os.path.samestat(held, self.path.stat())
-
-
-def is_held(path: Path) -> bool:
-    """Return whether a process holds the lock file `path`. Takes the lock for a moment, shared with others who ask."""
-    try:
-        with path.open() as file:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except OSError as error:
-        return isinstance(error, BlockingIOError)
-    return False

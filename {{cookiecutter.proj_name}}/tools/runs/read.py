@@ -1,5 +1,6 @@
 """Reads the files of a run, for programs that show or compare runs. Nothing here writes to disk."""
 
+import fcntl
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -10,7 +11,6 @@ from common.base.text import flat
 from common.config.reading import plain
 from common.config.source import read_file
 from common.run.paths import RunPaths
-from common.run.status import is_held
 
 
 @dataclass
@@ -85,6 +85,16 @@ def read_run(folder: Path) -> RunFiles:
         run.state = "killed"
     run.step = max([status.get("step") or 0, *(row["step"] for row in run.records)])
     return run
+
+
+def is_held(path: Path) -> bool:
+    """Return whether a process holds the lock file `path`. Takes the lock for a moment, shared with others who ask."""
+    try:
+        with path.open() as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError as error:
+        return isinstance(error, BlockingIOError)
+    return False
 
 
 def read_metrics(file: Path) -> list[dict[str, Any]]:

@@ -21,7 +21,6 @@ from common.checkpoint.weights import weights_path
 from common.config import Resolved, dump, option_value
 from common.distributed.devices import GpuIds
 from common.monitor.log import setup_log
-from common.run.folder import refuse_sources_in_moved_run
 from common.run.paths import PROJECT, DirConfig, RunPaths, data_dir
 from common.run.status import FolderLock
 from cli.program import run, train_config
@@ -143,7 +142,12 @@ def freeze_config(values: Mapping[str, Any], run: RunPaths, gpus: int) -> dict[s
     if gpus:
         gpu_ids = list(range(gpus))
     if values["progress"]["start_epoch"] == 0 or not run.contains(values["resume"]):
-        refuse_sources_in_moved_run({"resume": values["resume"], "init_from.path": init_path}, run)
+        for key, source in {"resume": values["resume"], "init_from.path": init_path}.items():
+            if run.contains(source):
+                raise UserError(
+                    f"{key}: {source} belongs to the run in {run.root}, which is moved out of the way before the job"
+                    " begins; give the new run another --name"
+                )
     eval_dir = values["dir"]["eval_dir"]
     if eval_dir is not None:
         eval_dir = str(PROJECT / Path(eval_dir).expanduser())

@@ -17,9 +17,8 @@ from common.config import dump, resolve
 from common.config.problem import join_names
 from common.run.paths import RunPaths
 from common.run.record import read_attempts
-from common.run.status import is_held
 from tools.record.run import run_program
-from tools.runs.read import read_metrics
+from tools.runs.read import is_held, read_metrics
 from tools.same.folders import leaves, values_of
 from custom.config import Config
 
@@ -152,7 +151,7 @@ def replay_config(segment: Segment, folder: Path) -> dict[str, Any]:
         values["gpu_ids"] = -1 if on_cpu else list(range(ranks))
     values["dist"] |= {"random_seed": segment.end["about"]["seed"], "launcher": "auto", "processes": ranks}
     values["dir"] |= {"runs_dir": str(folder)}
-    values["monitor"] |= {"writers": [], "bar": "off"}
+    values["monitor"] |= {"writers": []}
     return values | {"name": "replay", "plugins": [*values["plugins"], "tools.verify.replay.stop_at_end"]}
 
 
