@@ -140,6 +140,7 @@ def machine(device: torch.device) -> dict[str, str | int | bool]:
         }
     return {
         "python": platform.python_version(),
+        "processor": _processor(),
         "cpu": torch.backends.cpu.get_cpu_capability(),
         "threads": torch.get_num_threads(),
         "device": f"{device.type} ({platform.machine()})",
@@ -148,6 +149,16 @@ def machine(device: torch.device) -> dict[str, str | int | bool]:
         "matmul precision": torch.get_float32_matmul_precision(),
         "deterministic": torch.are_deterministic_algorithms_enabled(),
     }
+
+
+def _processor() -> str:
+    """Return the model of the CPU: another may round differently."""
+    file = Path("/proc/cpuinfo")
+    if file.is_file():
+        for line in file.read_text(encoding="utf-8", errors="replace").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or "unknown"
 
 
 # Variables that change results and hold no secrets. The environment as a whole is never recorded: it may hold tokens.
