@@ -126,11 +126,6 @@ def test_what_the_answer_refuses(tmp_path: Path, settings: Path) -> None:
     [
         ("stages", ["--stages", "[{until: 1epoch}, {optim: {lr: 0.01}}]"]),
         ("transforms", ["--dataset.train.transforms", "[{type: torch.square}]"]),
-        ("extras", ["--optim.lr_scheduler.type", "onecycle"]),
-        ("mixing", ["--dataset.train", "{$REPLACE: true, type: Concat, sets: [{type: DigitsDataset}]}"]),
-        ("mixing", ["--loader.collate", "{type: mixup, alpha: 0.3}"]),
-        ("trackers", ["--monitor.writers", "[mlflow]"]),
-        ("trackers", ["--monitor.writers", "[{type: wandb, project: mine}]"]),
         ("streams", ["--dataset.train", "{$REPLACE: true, type: one_by_one.Lines}"]),
         ("fsdp", ["--dist.strategy", "fsdp", "--dist.processes", "2"]),
     ],
