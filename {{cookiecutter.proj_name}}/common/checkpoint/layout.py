@@ -1,15 +1,12 @@
 """The layout of a task's state: whether a task that is built anew could load what this one saves."""
 
-from collections.abc import Collection
-
-import torch
 from loguru import logger
 from torch import nn
 
 from common.base.errors import UserError
 from common.base.nested import map_leaves
 from common.checkpoint.checksum import checksum
-from common.checkpoint.file import State, plain
+from common.checkpoint.file import plain
 from common.config.problem import join_names
 from common.distributed.buffers import named_buffers
 
@@ -22,9 +19,6 @@ class Layout:
 
     Args:
         task: before a checkpoint is loaded and before the first step.
-
-    Attributes:
-        empty: the names of its buffers that are None.
     """
 
     def __init__(self, task: nn.Module) -> None:
@@ -32,7 +26,6 @@ class Layout:
         self._entries = _entries(task)
         self._unsaved = _unsaved(task)
         self._warned = False
-        self.empty = {name for name, _, _, buffer in named_buffers(task) if buffer is None}
 
     def begin(self) -> None:
         """Note the buffers that no checkpoint holds, after a trial of the task and before the first step.
@@ -43,12 +36,9 @@ class Layout:
         self._unsaved = _unsaved(self._task)
 
     def check(self) -> None:
-        """Raise `UserError` if a task that is built anew could not load the state of this one.
-
-        It can if a buffer began as None, or has another shape than then: see `fit_buffers`.
-        """
+        """Raise `UserError` if a task that is built anew could not load the state of this one."""
         now = _entries(self._task)
-        changed = {name for name, _ in now.items() ^ self._entries.items()} - self.empty
+        changed = {name for name, _ in now.items() ^ self._entries.items()}
         if not changed:
             return
         lines = ["a checkpoint of this run could not be loaded again, since a resume builds the task anew:"]
@@ -56,8 +46,8 @@ class Layout:
             old = self._entries.get(name, "absent")
             lines.append(f"  {name}: {old} when the task was built, {now.get(name, 'absent')} now")
         lines.append(
-            "  Make modules, parameters and buffers in __init__, parameters in their final shape. The optimizer does "
-            "not train any that are made later. A buffer may begin as None, and change its shape."
+            "  Make modules, parameters and buffers in __init__, in their final shape. The optimizer does not train "
+            "parameters that are made later."
         )
         raise UserError("\n".join(lines))
 
@@ -81,7 +71,7 @@ def _entries(task: nn.Module) -> dict[str, str]:
         entries[name] = f"a parameter of shape {tuple(parameter.shape)}, {parameter.dtype}"
     for name, module, leaf, buffer in named_buffers(task):
         if buffer is not None and leaf not in module._non_persistent_buffers_set:
-            entries[name] = f"a buffer, {buffer.dtype}"
+            entries[name] = f"a buffer of shape {tuple(buffer.shape)}, {buffer.dtype}"
     return entries
 
 
@@ -92,20 +82,6 @@ def _unsaved(task: nn.Module) -> dict[str, int]:
         if buffer is not None and leaf in module._non_persistent_buffers_set:
             found[name] = checksum(buffer)
     return found
-
-
-def fit_buffers(task: nn.Module, saved: State, empty: Collection[str] = ()) -> None:
-    """Give buffers the shapes of those in `saved`, to be loaded.
-
-    `empty`: buffers that are None if they are not among them.
-    """
-    device = getattr(next(task.parameters(), None), "device", None)
-    for name, module, leaf, buffer in named_buffers(task):
-        value = saved.get(name)
-        if value is not None and (buffer is None or buffer.shape != value.shape):
-            module._buffers[leaf] = torch.empty_like(value, device=device)
-        elif value is None and name in empty:
-            module._buffers[leaf] = None
 
 
 def check_extra_state(task: nn.Module) -> None:

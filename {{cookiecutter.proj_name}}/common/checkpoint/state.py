@@ -14,7 +14,7 @@ from common.base.nested import map_leaves
 from common.base.parts import AVERAGE, required
 from common.checkpoint.checksum import state_checksum
 from common.checkpoint.file import FORMAT, State
-from common.checkpoint.layout import Layout, fit_buffers
+from common.checkpoint.layout import Layout
 from common.checkpoint.weights import averaged_state_dict, load_weights
 from common.config.problem import join_names
 from common.distributed import Rank, gather_objects, gather_to_main, own_buffers
@@ -26,20 +26,16 @@ from common.progress import Position
 _DATA = "data"  # may differ between processes: a dataset can count what it has read
 
 
-def load_task(task: nn.Module, state: State, source: Path, empty: Collection[str] = ()) -> None:
+def load_task(task: nn.Module, state: State, source: Path) -> None:
     """Load the task's tensors in a checkpoint: those of its `model`, averaged if it has averages, and all others.
 
     Frozen tensors that the checkpoint leaves out must be those of their source in `task`. Every process must call this.
-
-    Args:
-        empty: see `fit_buffers`.
 
     Raises:
         UserError: the weights are another model's, or a frozen tensor has changed.
     """
     weights = {**state["model"], **state["task"]}
     left_out = state["frozen"]
-    fit_buffers(task, weights, empty)
     load_weights(task, averaged_state_dict(weights, state), str(source), left_out)
     if left_out:
         frozen = required("frozen", "tensors", f"{source} leaves out frozen tensors: to load it")
@@ -156,7 +152,7 @@ class RunState:
         Raises:
             UserError: the weights are another model's, or were saved for each of more or fewer processes.
         """
-        load_task(self.task, {**state, AVERAGE: {}}, source, self.layout.empty)
+        load_task(self.task, {**state, AVERAGE: {}}, source)
         user = dict(state["user"])
         ranks = state["ranks"]
         if ranks:
