@@ -13,7 +13,7 @@ from common.base.errors import error_context
 from common.base.files import warn_on_oserror
 from common.base.parts import AVERAGE, fill, refuse_absent
 from common.checkpoint.folder import CheckpointFolder
-from common.checkpoint.layout import Layout, check_extra_state
+from common.checkpoint.layout import Layout
 from common.checkpoint.resume import accept_changes, fingerprint
 from common.checkpoint.saver import Saver
 from common.checkpoint.state import RunState, load_task
@@ -186,7 +186,6 @@ class Trainer:
             self.saver,
             error_context(lambda: whereabouts(self.stream, self.latest_step, self.at)),
         ):
-            check_extra_state(self.task)
             best_is_a_loss = self.config.best.metric.rpartition(".")[2] == "loss"
             self.evaluator.sanity_check(self.val, needs_loss=best_is_a_loss)
             self.evaluator.sanity_check(self.evaluation)

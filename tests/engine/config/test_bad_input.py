@@ -327,7 +327,8 @@ def test_a_loss_that_is_not_a_number(error_of: ErrorOf, runs: Runs) -> None:
 
 
 def test_nothing_to_minimise(error_of: ErrorOf) -> None:
-    assert "every weight is 0" in error_of("--loss.CrossEntropyLoss.weight", "0")
+    text = error_of("--loss.CrossEntropyLoss.weight", "0", "--best.metric", "Accuracy")
+    assert "ClassificationTask has no `loss` to minimise in update all" in text
 
 
 def test_best_of_something_that_is_not_measured(error_of: ErrorOf) -> None:

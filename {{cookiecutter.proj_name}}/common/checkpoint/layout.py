@@ -4,9 +4,7 @@ from loguru import logger
 from torch import nn
 
 from common.base.errors import UserError
-from common.base.nested import map_leaves
 from common.checkpoint.checksum import checksum
-from common.checkpoint.file import plain
 from common.config.problem import join_names
 from common.distributed.buffers import named_buffers
 
@@ -82,24 +80,3 @@ def _unsaved(task: nn.Module) -> dict[str, int]:
         if buffer is not None and leaf in module._non_persistent_buffers_set:
             found[name] = checksum(buffer)
     return found
-
-
-def check_extra_state(task: nn.Module) -> None:
-    """Try whether what each module returns in `get_extra_state` can be saved, and be given back to it.
-
-    Raises:
-        UserError: it cannot; the message names the module.
-    """
-    for name, module in task.named_modules():
-        kind = type(module)
-        if kind.get_extra_state is nn.Module.get_extra_state:
-            continue
-        try:
-            module.set_extra_state(map_leaves(module.get_extra_state(), plain, (name or "model", EXTRA)))
-        except UserError:
-            raise
-        except Exception as error:
-            raise UserError(
-                f"{name or 'model'}: {kind.__name__}.set_extra_state cannot load what get_extra_state returns: "
-                f"{error}. Checkpoints hold it as plain dicts, lists, tuples, tensors, numbers and text"
-            ) from error

@@ -127,11 +127,6 @@ class LossFactory(nn.Module):
             self.terms.append(Term(name, function, inputs=part.get("inputs")))
             if isinstance(function, nn.Module):
                 self.add_module(name.replace(".", "_"), function)
-            elif _has_weights(function):
-                kind = type(function).__name__
-                raise UserError(f"loss.{name}: its weights would not be trained; derive {kind} from nn.Module")
-        if sections and not self.terms:
-            raise UserError("loss: every weight is 0, so there is nothing to minimise; give one loss a weight")
         self.set_weights(sections)
 
     def set_weights(self, sections: Mapping[str, Any] | None) -> None:
@@ -169,16 +164,6 @@ def measured_losses(sections: Mapping[str, Any] | None) -> list[str]:
         if not isinstance(part, Mapping) or part.get("weight") != 0:
             names.append(name)
     return names
-
-
-def _has_weights(function: Any) -> bool:
-    """Return whether an object that is no module has a weight, or a module with weights, as an attribute."""
-    for part in getattr(function, "__dict__", {}).values():
-        if isinstance(part, nn.Parameter):
-            return True
-        if isinstance(part, nn.Module) and list(part.parameters()):
-            return True
-    return False
 
 
 class LossSums:
