@@ -29,17 +29,11 @@ from common.task import Task
 class Gallery(Protocol):
     """The seat `gallery`: it draws samples. Without a part that takes it, nothing is drawn.
 
-    `begin` gives what collects the pictures of one pass over a set: `add(output, batch, indices)` after each batch, and
-    `finish()` on every process. `fixed`: the same samples are to be shown in every pass.
+    `begin` gives what collects the pictures of one pass over a set of `split`: `add(output, batch, indices)` after each
+    batch, and `finish()` on every process.
     """
 
-    def begin(
-        self,
-        task: Any,
-        rank: Rank,
-        *,
-        fixed: bool = False,
-    ) -> Any: ...
+    def begin(self, task: Any, rank: Rank, split: str) -> Any: ...
 
     def show(self, trainer: Any, split: str, result: SplitResult) -> None: ...
 
@@ -80,23 +74,15 @@ class Evaluator:
     stop_signal: Callable[[], int] = lambda: 0
     after_sanity_check: list[Callable[[EvaluationLoader, Any, Any, Losses], object]] = field(default_factory=list)
 
-    def run(
-        self,
-        loaders: Sequence[EvaluationLoader],
-        *,
-        fixed: bool = False,
-    ) -> SplitResult:
+    def run(self, loaders: Sequence[EvaluationLoader]) -> SplitResult:
         """Evaluate on the sets of a split, one after the other. Every process must call this.
-
-        Args:
-            fixed: pictures are to be of the same samples each time.
 
         Raises:
             EvaluationInterrupted: a process received a stop signal.
         """
         results: dict[str, SetResult] = {}
         for loader in loaders:
-            seen = _Pass(self.task, self.rank, self.gallery, fixed=fixed)
+            seen = _Pass(self.task, self.rank, self.gallery, loader.split)
             # Before the first batch: a process that waits in a collective cannot take part in a forward pass.
             idle = 0
             if self.lockstep_forward:
@@ -238,22 +224,19 @@ class _Pass:
         task: Task,
         rank: Rank,
         gallery: Gallery | None = None,
-        *,
-        fixed: bool = False,
+        split: str = "",
     ) -> None:
         self.losses = LossSums()
         self.metrics = task.metric.start(rank)
         self.batches = 0
-        self.selection = gallery and gallery.begin(task, rank, fixed=fixed)
+        self.selection = gallery and gallery.begin(task, rank, split)
 
 
 def _where(loader: EvaluationLoader, seen: _Pass) -> str:
-    """Name the batch after those of a pass for error messages, numbered over all processes."""
+    """Name the samples after those of a pass, for error messages."""
     done = seen.batches
     where = f"in the evaluation on {label(loader.split, loader.name)}"
     if done == len(loader.keys):
         return f"{where}, after the last batch"
     _, indices = loader.keys[done]
-    batch = indices[0] // loader.batch_size + 1
-    batches = -(-loader.size // loader.batch_size)
-    return f"{where}, batch {batch} of {batches}, samples {indices[0]} to {indices[-1]}"
+    return f"{where}, samples {indices[0]} to {indices[-1]}"

@@ -49,7 +49,8 @@ def resumed_position(at: Position, epoch_size: int, least: int = 1) -> Position:
     if at.sample and at.epoch_size != epoch_size:
         raise UserError(
             f"the checkpoint stopped in epoch {at.epoch + 1}, after {at.sample} of {at.epoch_size} samples, but the "
-            f"training data has {epoch_size} now; use the same data, or take only the weights: --progress.start_epoch 0"
+            f"training data has {epoch_size} now; use the same data, or start a new run from the weights: "
+            "--init_from.path FILE --name NEW"
         )
     if 0 < epoch_size - at.sample < least:
         return Position(at.step, at.epoch + 1, 0, epoch_size)
@@ -139,8 +140,6 @@ class ProgressConfig:
     Everything that is not "never" also happens after the last step (log lines in the chosen epochs only).
     """
 
-    start_epoch: Annotated[int, Field(ge=-1, le=0)] = -1
-    """with resume: -1 continues where the checkpoint stopped, 0 takes only weights"""
     epoch: Annotated[int | None, Field(ge=1)] = 40
     """epochs to train; null: max_steps alone decides"""
     max_steps: Annotated[int | None, Field(ge=1)] = None

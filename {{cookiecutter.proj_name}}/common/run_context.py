@@ -82,7 +82,6 @@ class RunContext:
         rank: this process' rank in the run.
         paths: the paths in the run's folder.
         checkpoint: the checkpoint that the run starts from, or None.
-        only_weights: take only the weights of `checkpoint`, because this is a new run.
         folder: the run's folder, once it is open; None in all processes but the main one.
         seed: of the whole run, configured or drawn.
         monitor: exists after `open`.
@@ -95,7 +94,6 @@ class RunContext:
     rank: Rank
     paths: RunPaths
     checkpoint: LoadedCheckpoint | None = None
-    only_weights: bool = False
     folder: OpenRun | None = None
     seed: int = field(init=False)
     monitor: Monitor = field(init=False)
@@ -106,18 +104,17 @@ class RunContext:
         """Find the checkpoint that the run starts from, and its seed."""
         config = self.config
         rank = self.rank
-        # A job restarted by its launcher continues its own run, whatever --resume and start_epoch say; never another.
+        # A job restarted by its launcher continues its own run, whatever --resume says; never another.
         restarted = False
         if is_restart(self.paths, rank):
             restarted = any(self.paths.checkpoints.glob("*.pt"))
         restarted = from_main(restarted, rank)
-        self.only_weights = config.progress.start_epoch == 0 and not restarted
         resume = config.resume
         if restarted:
             resume = "auto"
         self.checkpoint = find_checkpoint(resume, self.paths.checkpoints, rank)
         drawn = None
-        if self.checkpoint is not None and not self.only_weights:
+        if self.checkpoint is not None:
             # A drawn seed belongs to the run, because it determines the order of its samples.
             drawn = self.checkpoint.state["about"]["seed"]
             if self.paths.contains(resume):

@@ -16,7 +16,7 @@ from common.checkpoint.folder import CheckpointFolder
 from common.checkpoint.layout import Layout
 from common.checkpoint.resume import accept_changes, fingerprint
 from common.checkpoint.saver import Saver
-from common.checkpoint.state import RunState, load_task
+from common.checkpoint.state import RunState
 from common.data.loader import EvaluationLoader, Step, TrainStream, whereabouts
 from common.data.workers import stop_waiting_at
 from common.distributed import max_over_ranks, share_buffers
@@ -297,7 +297,7 @@ class Trainer:
         try:
             with self.average.applied(self.task):
                 share_buffers(self.task, self.rank)  # every process
-                result = self.evaluator.run(sets, fixed=split == "val")
+                result = self.evaluator.run(sets)
             self.run.keep_folder()
             if self.evaluator.gallery:
                 self.evaluator.gallery.show(self, split, result)
@@ -348,19 +348,13 @@ class Trainer:
         return Outcome(reason, self.at, exit_code(self.progress.signal))
 
     def restore(self) -> None:
-        """Load the run's checkpoint, or only its weights, if it has one. Raises `UserError` if it does not fit."""
+        """Load the run's checkpoint, if it has one. Raises `UserError` if it does not fit."""
         self.state.layout = Layout(self.task)  # again: plugins may have added to the task
         if self.run.checkpoint is None:
             return
         path = self.run.checkpoint.path
         state = dict(self.run.checkpoint.state)
         self.run.checkpoint.state.clear()  # as long as its tensors are in use, its file keeps its space on the disk
-        if self.run.only_weights:
-            state.pop("optimizer")  # not taken, so it need not be sharded
-            load_task(self.task, self.strategy.shard_state(state), path)
-            self.average.reset(self.task)
-            logger.info("starting from the weights of {}", path)
-            return
         if not self.config.allow_changes:
             refuse_absent(state)
         report = accept_changes(state, self.state, type(self.config), self.config.allow_changes)

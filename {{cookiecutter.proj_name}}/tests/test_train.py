@@ -89,14 +89,12 @@ def test_auto_starts_afresh_when_there_is_nothing(runs: Runs) -> None:
     assert same(before, load(folder))
 
 
-def test_start_epoch_0_takes_only_weights(runs: Runs) -> None:
+def test_a_new_run_from_the_weights_of_another(runs: Runs) -> None:
     """Fine-tuning begins at epoch 0 with a new optimizer, in a folder of its own."""
     first = runs.train(name="first")
     tuned = runs.train(
-        "--resume",
-        str(first),
-        "--progress.start_epoch",
-        "0",
+        "--init_from.path",
+        str(first / "checkpoints" / "latest.pt"),
         "--progress.epoch",
         "1",
         "--optim.lr",

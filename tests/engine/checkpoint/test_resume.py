@@ -75,13 +75,11 @@ def test_one_rank_is_stopped_in_an_evaluation(runs: Runs, rank: int) -> None:
     assert same(measured(runs.root / "cut"), measured(runs.root / "uncut"))
 
 
-@pytest.mark.parametrize("start_epoch", ["0", "-1"])
-def test_a_restarted_job_goes_on_with_its_own_run(
-    runs: Runs, start_epoch: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("option", ["--init_from.path", "--resume"])
+def test_a_restarted_job_goes_on_with_its_own_run(runs: Runs, option: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """What it began with, another run's checkpoint or weights, is where its first start began, and no other."""
     other = runs.train(*words("warm-up", "--progress.max_steps", "3"), name="other")
-    begin = ["--resume", str(other), "--progress.start_epoch", start_epoch]
+    begin = [option, str(other / "checkpoints" / "latest.pt")]
     monkeypatch.setenv("SLURM_JOB_ID", "7")
     uncut = final(runs.train(*words("warm-up", *begin), name="uncut"))
     cut(runs, "warm-up", 1, *begin)  # it has nothing of its own yet, so it begins once more

@@ -299,7 +299,7 @@ def test_resume_with_another_model(error_of: ErrorOf, runs: Runs) -> None:
     folder = runs.train("--progress.epoch", "1", name="first")
     text = error_of("--resume", str(folder), "--model.width", "6")
     assert "or accept these: --allow_changes true" in text
-    assert "--progress.start_epoch 0 --name NEW" in text
+    assert "--init_from.path FILE --name NEW" in text
     text = error_of("--resume", str(folder), "--model.width", "6", "--allow_changes", "true")
     assert "size mismatch for model.features.0.0.weight" in text
 

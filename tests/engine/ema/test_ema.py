@@ -60,7 +60,6 @@ def test_off_is_an_object_with_the_same_methods(build) -> None:
         assert same(values(model), own)
     assert ema.state_dict() == {}
     ema.load_state_dict(build(FIXED, model).state_dict())
-    ema.reset(model)
     assert same(averaged_state_dict(model.state_dict(), {"ema": ema.state_dict()}), own)
 
 
@@ -68,18 +67,6 @@ def test_a_state_without_an_average_is_refused(build) -> None:
     """The checkpoint of a run without one; the message says what to do."""
     with pytest.raises(UserError, match=r"ema\.decay 0\.9.*no EMA weights.*set it to 0"):
         build(FIXED, Net()).load_state_dict({})
-
-
-def test_reset_begins_from_weights_loaded_later(build) -> None:
-    """Fine-tuning loads weights after the average was built; it must not remember random ones."""
-    model = Net()
-    ema = build("{decay: 0.9}", model)
-    ema.update(model, Position())
-    moved(model, 0)
-    ema.reset(model)
-    state = ema.state_dict()
-    assert (state["updates"], state["steps"]) == (0, 0)
-    assert same(averaged_state_dict(model.state_dict(), {"ema": state}), values(model))
 
 
 def test_a_buffer_that_its_module_replaces_is_followed(build) -> None:
@@ -112,7 +99,7 @@ def at_step(step: int) -> Position:
 def test_the_average_begins_at_its_start(build, start: str) -> None:
     """Until then the model's own weights count, in evaluation and in a checkpoint; then as from the start."""
     model = Net()
-    ema, late = build(f"{{decay: 0.9, start: {start}}}", model), build("{decay: 0.9}", model)
+    ema = build(f"{{decay: 0.9, start: {start}}}", model)
     for n in range(8):
         moved(model, n)
         ema.update(model, at_step(n))
@@ -120,7 +107,7 @@ def test_the_average_begins_at_its_start(build, start: str) -> None:
         with ema.applied(model):
             assert same(values(model), own)
         assert same(averaged_state_dict(own, {"ema": ema.state_dict()}), own)
-    late.reset(model)
+    late = build("{decay: 0.9}", model)
     for n in range(8, 14):
         moved(model, n)
         ema.update(model, at_step(n))

@@ -21,17 +21,17 @@ class Silent(GatheredMetric):
         return float(len(results["label"]))
 
 
-class Both(Silent):
-    """Of one value more is better, of the other less."""
+class Costs(Silent):
+    """Of each of its values less is better."""
 
-    higher_is_better = {"gain": True, "cost": False}  # noqa: RUF012
+    higher_is_better = False
 
     def compute(self, results: dict[str, Any]) -> Any:
-        return {"gain": 1.0, "cost": 2.0, "size": 3.0}
+        return {"time": 1.0, "money": 2.0}
 
 
 SILENT = ["--metric", "{mine: {type: engine.evaluation.test_best.Silent}}"]
-BOTH = ["--metric", "{mine: {type: engine.evaluation.test_best.Both}}"]
+COSTS = ["--metric", "{mine: {type: engine.evaluation.test_best.Costs}}"]
 
 
 def test_a_metric_says_that_more_is_better(runs: Runs) -> None:
@@ -58,8 +58,7 @@ def test_what_is_never_the_best() -> None:
         (["--best.metric", "Accuracy", "--best.mode", "min"], "higher values of Accuracy are better"),
         (["--best.mode", "max"], "lower values of loss are better"),
         ([*SILENT, "--best.metric", "mine"], "set best.mode to min or max, or higher_is_better in the class"),
-        ([*BOTH, "--best.metric", "mine.size"], "set best.mode to min or max"),
-        ([*BOTH, "--best.metric", "mine.cost", "--best.mode", "max"], "lower values of mine.cost are better"),
+        ([*COSTS, "--best.metric", "mine.time", "--best.mode", "max"], "lower values of mine.time are better"),
         (
             ["--loss.off", "{type: CrossEntropyLoss, weight: 0}", "--best.metric", "off"],
             "is neither a loss with a weight other than 0 nor a metric",
@@ -75,11 +74,10 @@ def test_a_direction_that_is_not_known_or_wrong(error_of: ErrorOf, words: list[s
     "words",
     [
         [*SILENT, "--best.metric", "mine", "--best.mode", "min"],
-        [*BOTH, "--best.metric", "mine.cost"],
-        [*BOTH, "--best.metric", "mine.gain", "--best.mode", "max"],
+        [*COSTS, "--best.metric", "mine.time"],
         ["--best.metric", "Accuracy", "--optim.lr_scheduler.type", "plateau"],
     ],
 )
 def test_a_direction_that_is_known(runs: Runs, words: list[str]) -> None:
     folder = runs.train(*words, "--progress.epoch", "1")
-    assert load(folder)["best"]["mode"] == ("min" if "mine.cost" in words or "min" in words else "max")
+    assert load(folder)["best"]["mode"] == ("min" if "mine.time" in words or "min" in words else "max")

@@ -155,10 +155,10 @@ sharded = project.sharded  # the fixture
 
 @pytest.mark.slow
 def test_weights_of_a_sharded_run(runs: Runs, sharded: Callable[..., Path]) -> None:
-    """start_epoch 0 takes the weights of another run, and nothing else."""
+    """`init_from` takes the weights of another run, and nothing else."""
     latest = sharded() / "latest.pt"
     before = read_checkpoint(latest)
-    weights = ["--resume", str(latest), "--progress.start_epoch", "0", "--name", "tuned"]
+    weights = ["--init_from.path", str(latest), "--name", "tuned"]
     sharded(*weights, "--optim.lr", "1e-30", "--progress.max_steps", "1")
     after = whole(runs.root / "tuned")
     assert after["position"]["step"] == 1

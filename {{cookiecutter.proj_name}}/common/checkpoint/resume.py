@@ -201,12 +201,12 @@ def accept_changes(saved: State, state: RunState, schema: type, allowed: bool) -
         raise UserError(
             f"cannot resume, since these changes alter what is trained:{lines}\n"
             "  Use the old values (--resume FOLDER without --config uses the run's own config), or accept these:\n"
-            "  --allow_changes true. For a new run from these weights: --progress.start_epoch 0 --name NEW."
+            "  --allow_changes true. For a new run from these weights: --init_from.path FILE --name NEW."
         )
     if "optim.optim_type" in keys:
         raise UserError(
-            "optim.optim_type: the state of one optimizer does not fit another; to take only the weights: "
-            "--progress.start_epoch 0 --name NEW"
+            "optim.optim_type: the state of one optimizer does not fit another; for a new run from the weights: "
+            "--init_from.path FILE --name NEW"
         )
     guarantee = resume_guarantee(saved, state, changed, breaking)
     if not changed:

@@ -161,7 +161,7 @@ class RunState:
                 raise UserError(
                     f"{source} holds a state of its own for each of {len(ranks)} processes ({names}), "
                     f"but this run has {self.rank.world_size}: use {len(ranks)} processes, or start a new run from the "
-                    "weights: --progress.start_epoch 0 --name NEW"
+                    "weights: --init_from.path FILE --name NEW"
                 )
             mine = ranks[self.rank.rank]
             user |= mine["user"]
@@ -191,9 +191,6 @@ class RunState:
         if missing:
             names = ", ".join(sorted(missing))
             raise UserError(f"{source} has no state of {names}; only its weights can be used, not its state")
-        extra = user.keys() - self.user_states.keys()
-        if extra:
-            logger.warning("{} has state of {}, which nothing in this run registers", source, ", ".join(sorted(extra)))
         at = Position(**state["position"])
         for name, each in self.states.items():
             each.load_state_dict(states.get(name, {}))

@@ -16,7 +16,6 @@ from common.base.errors import UserError
 from common.config import ABSENT, ConfigError, Problem, section
 from common.config.problem import suggestion
 from common.config.registry import METRIC_REGISTRY
-from common.evaluation.metric import Better
 
 Mode = Literal["min", "max"]
 
@@ -153,17 +152,14 @@ def find_mode(
         rule = "is neither a loss with a weight other than 0 nor a metric of this config"
         hint = suggestion(name, list(measured), "there is")
         raise ConfigError([Problem("best.metric", name, rule, hint)])
-    longest = max(fitting, key=len)
-    value = measured[longest]
-    says: Better = False
+    value = measured[max(fitting, key=len)]
+    says: bool | None = False
     if value in metrics:
         says = None
         with suppress(UserError, AttributeError, TypeError):  # of a wrong section, and of a class that does not say it
             section = metrics[value] or {}
             kind: Any = METRIC_REGISTRY.get(section.get("type", value))
             says = kind.higher_is_better
-    if isinstance(says, Mapping):
-        says = says.get(name.removeprefix(f"{longest}."))
     if says is None and mode == "auto":
         rule = f"cannot tell whether higher values of {name} are better"
         hint = "set best.mode to min or max, or higher_is_better in the class of the metric"

@@ -21,8 +21,6 @@ from common.evaluation.loss import Inputs, check_entry, look_up
 
 _OWN = ("inputs",)  # keys of a metric's section that are read here; all others are its arguments
 
-Better = bool | Mapping[str, bool] | None
-"""Whether higher values are better, for one value or for each by name; None if unknown."""
 Results = dict[str, Any]
 """Results by name, one entry per sample: a tensor with the samples as first dimension, or a list."""
 Value = float | dict[str, float]
@@ -37,10 +35,10 @@ class Metric(ABC):
     floats in a list that `compute` adds with `math.fsum`: then the value does not depend on the number of processes.
 
     Attributes:
-        higher_is_better: for `best.mode: auto`: whether higher is better, for the value or for each value by name.
+        higher_is_better: for `best.mode: auto`: whether higher values are better; None: unknown.
     """
 
-    higher_is_better: ClassVar[Better] = None
+    higher_is_better: ClassVar[bool | None] = None
 
     @abstractmethod
     def update(self, output: Any, batch: Any) -> None:
@@ -62,10 +60,10 @@ class GatheredMetric(ABC):
     the main process, each sample once, in the order of the dataset, and `compute` runs there, once.
 
     Attributes:
-        higher_is_better: for `best.mode: auto`: whether higher is better, for the value or for each value by name.
+        higher_is_better: for `best.mode: auto`: whether higher values are better; None: unknown.
     """
 
-    higher_is_better: ClassVar[Better] = None
+    higher_is_better: ClassVar[bool | None] = None
 
     @abstractmethod
     def results(self, output: Any, batch: Any) -> Results:

@@ -36,9 +36,6 @@ class Average:
         """Return a context in which the model has the weights to evaluate: its own."""
         return nullcontext()
 
-    def reset(self, model: nn.Module) -> None:
-        """Nothing is averaged."""
-
     def state_dict(self) -> dict[str, Any]:
         """Return nothing."""
         return {}

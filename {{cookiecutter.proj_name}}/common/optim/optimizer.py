@@ -23,7 +23,7 @@ from common.optim.groups import (
     parameter_groups,
 )
 
-_ANEW = "start a new run from the weights with progress.start_epoch 0"
+_ANEW = "start a new run from the weights: --init_from.path FILE --name NEW"
 
 
 def parts_of(optimizer: Optimizer) -> Sequence[Optimizer]:

@@ -99,11 +99,6 @@ class Ema(Average):
                 part.train()
             _copy(weights, kept)
 
-    def reset(self, model: nn.Module) -> None:
-        """Restart from the model's current weights. Needed if weights were loaded after the average was created."""
-        self._steps = self._updates = 0
-        _copy(self._parts, self._weights(model))
-
     def state_dict(self) -> dict[str, Any]:
         """Return the averages (not copies) and the numbers of steps and updates; empty if turned off."""
         counts = {"steps": self._steps, "updates": self._updates}
@@ -120,7 +115,7 @@ class Ema(Average):
         if "shadow" not in state:
             raise UserError(
                 f"optim.ema.decay {self._config.decay}: the checkpoint has no EMA weights; set it to 0, "
-                "or start a new run from the weights with progress.start_epoch 0"
+                "or start a new run from the weights: --init_from.path FILE --name NEW"
             )
         saved = state["shadow"]
         # Parts frozen since then keep their average.

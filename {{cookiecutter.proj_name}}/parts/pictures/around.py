@@ -47,6 +47,6 @@ def draw_training(trainer: Trainer, gallery: Gallery) -> None:
         return
     with evaluator.evaluating(), error_context(lambda: "in drawing pictures of training data"):
         batch, output, _ = evaluator.measure(trainer.latest_step.batches[-1])
-        selection = gallery.begin(trainer.task, Rank())
+        selection = gallery.begin(trainer.task, Rank(), "train")
         selection.add(trainer.task.post_process(output, batch), batch)
         gallery.write(trainer, "train", selection.finish())

@@ -31,9 +31,9 @@ class Gallery:
     def __init__(self, config: PicturesConfig) -> None:
         self.config = config
 
-    def begin(self, task: Task, rank: Rank, *, fixed: bool = False) -> "Selection":
-        """Begin a pass over a set, or over a part of it that `rank` has."""
-        return Selection(task, rank, self.config.number, fixed=fixed)
+    def begin(self, task: Task, rank: Rank, split: str) -> "Selection":
+        """Begin a pass over a set of `split`, or over a part of it that `rank` has."""
+        return Selection(task, rank, self.config.number, fixed=split == "val")
 
     def show(self, trainer: Trainer, split: str, result: SplitResult) -> None:
         """Show the pictures of an evaluation."""

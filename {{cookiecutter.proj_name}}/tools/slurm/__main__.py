@@ -141,13 +141,11 @@ def freeze_config(values: Mapping[str, Any], run: RunPaths, gpus: int) -> dict[s
     gpu_ids: int | list[int] = -1
     if gpus:
         gpu_ids = list(range(gpus))
-    if values["progress"]["start_epoch"] == 0 or not run.contains(values["resume"]):
-        for key, source in {"resume": values["resume"], "init_from.path": init_path}.items():
-            if run.contains(source):
-                raise UserError(
-                    f"{key}: {source} belongs to the run in {run.root}, which is moved out of the way before the job"
-                    " begins; give the new run another --name"
-                )
+    if not run.contains(values["resume"]) and run.contains(init_path):
+        raise UserError(
+            f"init_from.path: {init_path} belongs to the run in {run.root}, which is moved out of the way before the job"
+            " begins; give the new run another --name"
+        )
     eval_dir = values["dir"]["eval_dir"]
     if eval_dir is not None:
         eval_dir = str(PROJECT / Path(eval_dir).expanduser())

@@ -142,7 +142,6 @@ def replay_config(segment: Segment, folder: Path) -> dict[str, Any]:
     device = segment.attempt["machine"]["device"]
     if segment.first:
         values |= {"resume": str(segment.paths.checkpoints / segment.name), "allow_changes": True}
-        values["progress"] |= {"start_epoch": -1}
     elif segment.paths.contains(values["resume"]):
         values["resume"] = None
     ranks = segment.end["fingerprint"]["ranks"]
