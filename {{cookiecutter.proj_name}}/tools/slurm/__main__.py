@@ -143,8 +143,8 @@ def freeze_config(values: Mapping[str, Any], run: RunPaths, gpus: int) -> dict[s
         gpu_ids = list(range(gpus))
     if not run.contains(values["resume"]) and run.contains(init_path):
         raise UserError(
-            f"init_from.path: {init_path} belongs to the run in {run.root}, which is moved out of the way before the job"
-            " begins; give the new run another --name"
+            f"init_from.path: {init_path} belongs to the run in {run.root}, which is moved out of the way before the"
+            " job begins; give the new run another --name"
         )
     eval_dir = values["dir"]["eval_dir"]
     if eval_dir is not None:
