@@ -324,17 +324,6 @@ class Learned(nn.Module):
         return self.mortal({"logits": self.layer(output["logits"])}, batch)
 
 
-class HiddenLearned:
-    """The same, as no module: what it learns lies in an attribute."""
-
-    def __init__(self) -> None:
-        self.inner = Learned()
-
-    def __call__(self, output: dict[str, Tensor], batch: dict[str, Tensor]) -> Tensor:
-        loss: Tensor = self.inner(output, batch)
-        return loss
-
-
 class Stack(nn.Sequential):
     """A model that is nothing but its layers."""
 

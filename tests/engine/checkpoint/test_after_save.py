@@ -59,6 +59,7 @@ def saved(tmp_path: Path) -> Callable[..., list[Path]]:
     CALLS.clear()
     GATE.clear()
     folder = CheckpointFolder(tmp_path / "run" / "checkpoints", keep=1)
+    folder.folder.mkdir(parents=True)
     written: list[Path] = []
     folder.after_write.append(lambda path, step: written.append(path))
 

@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 import torch
 
-from common.base.errors import UserError
 from tests.conftest import Runs, load, metrics
 from tests.ranks import several
 from tests.resume import same_after_cut
@@ -46,8 +45,3 @@ def test_two_processes_train_it_as_one(runs: Runs, more: list[str]) -> None:
     assert WEIGHT in first["task"]
     for key, value in {**first["model"], **first["task"]}.items():
         torch.testing.assert_close({**second["model"], **second["task"]}[key], value, rtol=0, atol=1e-12)
-
-
-def test_a_loss_that_could_not_be_trained(runs: Runs) -> None:
-    with pytest.raises(UserError, match=r"derive HiddenLearned from nn\.Module"):
-        runs.train("--loss", "{$REPLACE: true, mine: {type: tests.small.HiddenLearned}}")
