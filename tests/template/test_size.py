@@ -13,13 +13,13 @@ from support import REPO, TEMPLATE, Render
 # Tokens of code, without comments and docstrings; lines are free, so write plain ones. "own": all Python but tests and
 # examples; "files": of any kind. Each number: the limit, which is what was reached and may only fall, and the aim.
 SIZE = {
-    ("core", "own"): (81_110, 75_000),
-    ("core", "tests"): (30_540, 32_000),
-    ("core", "files"): (171, 170),
-    ("usual", "own"): (110_100, 105_000),
-    ("usual", "tests"): (52_770, 56_000),
-    ("all", "own"): (149_350, 160_000),
-    ("all", "tests"): (71_680, 74_000),
+    ("core", "own"): (76_670, 75_000),
+    ("core", "tests"): (29_670, 32_000),
+    ("core", "files"): (170, 170),
+    ("usual", "own"): (104_360, 105_000),
+    ("usual", "tests"): (51_820, 56_000),
+    ("all", "own"): (143_870, 160_000),
+    ("all", "tests"): (71_130, 74_000),
 }
 WORDS = {
     "README of the project": (1_800, 1_800),
