@@ -10,9 +10,9 @@ from typing import Any
 from loguru import logger
 
 from common.base.errors import UserError
-from common.base.files import Appender, warn_on_oserror
+from common.base.files import Appender, warn_on_oserror, write_text
 from common.checkpoint.folder import CheckpointFolder, LoadedCheckpoint, find_checkpoint
-from common.config import Resolved
+from common.config import Resolved, dump
 from common.distributed import Rank, barrier, find_rank, from_main
 from common.distributed.devices import set_up_process
 from common.distributed.seed import choose_seed
@@ -192,6 +192,8 @@ class RunContext:
             )
         with warn_on_oserror(str(root)):  # the save will fail
             self.paths.checkpoints.mkdir(parents=True, exist_ok=True)
+            if not self.paths.config_file.exists():  # `--resume` reads it
+                write_text(self.paths.config_file, dump(self.values))
             self.folder.lock.release()
             self.folder.lock = FolderLock.take(self.paths.lock_file)
 

@@ -56,8 +56,9 @@ def _notes(error: Exception, frames: Sequence[FrameType]) -> Iterator[str]:
         if value is not None:
             yield f"with the {name}: {describe(value)}"
     text = f"{type(error).__name__}: {error}"
-    if str(error).startswith("Caught "):  # by a worker: a traceback, whose last line has type and message
-        text = str(error).strip().splitlines()[-1]
+    if str(error).startswith("Caught "):  # by a worker: a traceback, indented but for type and message
+        lines = str(error).splitlines()[2:]
+        text = "\n".join(line for line in lines if not line.startswith(" "))
     line = traceback.extract_tb(error.__traceback__)[-1].line or ""
     at = f"{text} at {line.partition('#')[0]}"
     for pattern, advice in ADVICE.items():
