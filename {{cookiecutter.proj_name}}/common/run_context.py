@@ -12,6 +12,7 @@ from loguru import logger
 from common.base.errors import UserError
 from common.base.files import Appender, warn_on_oserror, write_text
 from common.checkpoint.folder import CheckpointFolder, LoadedCheckpoint, find_checkpoint
+from common.checkpoint.weights import weights_path
 from common.config import Resolved, dump
 from common.distributed import Rank, barrier, find_rank, from_main
 from common.distributed.devices import set_up_process
@@ -22,7 +23,7 @@ from common.failure.report import EXIT_INTERRUPTED, Failure, describe
 from common.monitor.log import setup_log
 from common.monitor.monitor import Monitor
 from common.progress import Outcome
-from common.run.folder import OpenRun, is_restart, open_run
+from common.run.folder import OpenRun, is_restart, open_run, refuse_weights_in_moved_run
 from common.run.paths import RunPaths
 from common.run.record import describe_start, environment_text, read_attempts
 from common.run.status import FolderLock, now, read_status, write_status
@@ -119,6 +120,8 @@ class RunContext:
             drawn = self.checkpoint.state["about"]["seed"]
             if self.paths.contains(resume):
                 self._resumed = self.checkpoint
+        if self._resumed is None:
+            refuse_weights_in_moved_run(weights_path(config.init_from.path, self.project), self.paths)
         self.seed = choose_seed(config.dist, rank, drawn=drawn)
 
     @property

@@ -16,7 +16,7 @@ from tqdm import tqdm
 
 from common.base.errors import UserError, error_context
 from common.base.files import atomic_file, output_file, unused_path
-from common.base.parts import required
+from common.base.parts import fill, required
 from common.base.text import plain
 from common.config.arguments import fit_arguments
 from common.config.problem import join_names, shown_path
@@ -30,7 +30,6 @@ from common.run.paths import RunPaths
 from common.task import Task
 from cli.trained import load_trained
 from library.data.files_below import files_below
-from parts.transforms.steps import build
 
 _SHOWN = 20  # with more files, predictions are only written; files named in a message
 
@@ -247,7 +246,8 @@ def build_files(section: Mapping[str, Any], mode: str, files: Sequence[Any]) -> 
         if parameter.default is not parameter.empty:
             arguments[name] = parameter.default
     given = {name: value for name, value in section.items() if name not in ("type", "transforms", *OWN)}
-    return build(make(files, **arguments | fit_arguments(kind, given)), section, mode)
+    dataset = make(files, **arguments | fit_arguments(kind, given))
+    return fill("transforms", "steps", dataset, dataset, section, mode)
 
 
 def _lines(file: str) -> Iterator[Line]:

@@ -456,13 +456,15 @@ def test_two_runs_never_write_one_folder(runs: Runs) -> None:
     assert load(folder)["position"]["step"] == step + 3
 
 
-def test_weights_of_the_run_that_is_moved(runs: Runs) -> None:
-    """They are read before the folder is renamed."""
-    best = runs.train("--progress.epoch", "1") / "checkpoints" / "best.pt"
-    other = runs.train("--init_from.path", str(best), "--progress.epoch", "1", name="other")
-    folder = runs.train("--init_from.path", str(best), "--progress.epoch", "1")
-    assert same(load(folder)["model"], load(other)["model"])
-    assert len(list(runs.root.glob("run_*/checkpoints/best.pt"))) == 1
+def test_weights_of_the_run_that_would_be_moved(runs: Runs) -> None:
+    """Refused, since a resume would find the new run's weights in their place; the old run stays."""
+    best = str(runs.train("--progress.epoch", "1") / "checkpoints" / "best.pt")
+    with pytest.raises(UserError, match=r"init_from.path: .*best.pt.*another --name"):
+        runs.train("--init_from.path", best)
+    assert [path.name for path in runs.root.glob("run*")] == ["run"]
+    renamed = runs.train("--init_from.path", best, "--progress.epoch", "1", name="renamed")
+    assert load(renamed)["position"]["step"] == 5
+    runs.train("--resume", "auto", "--init_from.path", best)  # nothing is moved, so nothing is wrong with that
 
 
 def test_a_limit_was_not_left_behind() -> None:

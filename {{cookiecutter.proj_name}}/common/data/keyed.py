@@ -153,6 +153,11 @@ def make_batch(
     Raises `UserError` if PyTorch's default cannot make one, or if it is None.
     """
     try:
+        first = items[0]
+        if collate is default_collate and isinstance(first, Mapping):  # which drops what only later ones have
+            for item in items:
+                if isinstance(item, Mapping) and item.keys() != first.keys():
+                    raise KeyError(*item.keys() ^ first.keys())
         batch = collate(items)
     except Exception as error:
         if collate is not default_collate or re.search("open files|memory", str(error)):  # the machine's
@@ -160,7 +165,9 @@ def make_batch(
         names = "records"
         if indices:
             numbers = [str(index % len(dataset)) for index in indices[:_SHOWN]]
-            names = f"samples {', '.join(numbers)}, ..."
+            names = f"samples {', '.join(numbers)}"
+            if len(indices) > _SHOWN:
+                names += ", ..."
         raise UserError(
             f"no batch can be made of {names} of {kind_of(dataset)}: {type(error).__name__}: {error}; all samples of a "
             "batch need the same entries and shapes, or a loader.collate of your own"

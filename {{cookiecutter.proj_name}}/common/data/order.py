@@ -41,13 +41,21 @@ class EpochOrder:
         self.size = 0
         self._samples = len(dataset)
         self._function = ORDER_REGISTRY.build(section)
-        self.size = len(self(0))
+        self._epoch = 0
+        self._latest = self._indices(0)
+        self.size = len(self._latest)
 
     def __call__(self, epoch: int) -> np.ndarray[Any, Any]:
         """Shape (size,). In an epoch that repeats samples, each has a multiple of len(dataset) added to its index.
 
         So each occurrence has random numbers of its own.
         """
+        if self._epoch != epoch:
+            self._latest = self._indices(epoch)
+            self._epoch = epoch
+        return self._latest
+
+    def _indices(self, epoch: int) -> np.ndarray[Any, Any]:
         size = self._samples
         with random_state_unchanged():
             seed_all(mix(self.seed, epoch))

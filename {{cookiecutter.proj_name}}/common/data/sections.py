@@ -56,7 +56,7 @@ def build_set(
     mode: str,
     data_dir: Path,
 ) -> Any:
-    """Build the dataset of a section, with its transforms. Raises `UserError` if one of them does."""
+    """Build the dataset of a section, with its transforms if this project has parts/transforms."""
     dataset = DATASET_REGISTRY.build(section, ignore=(*OWN, "transforms"), data_dir=data_dir, mode=mode)
     return fill("transforms", "steps", dataset, dataset, section, mode)
 

@@ -9,9 +9,10 @@ from torch.utils.data import IterableDataset
 
 
 class View:
-    """A dataset around another one, `whole`: all samples, or the first `limit`. A subclass may change them when read.
+    """A dataset around another one, `whole`: all samples, or the first `limit`.
 
-    It is indexed or read in order, as the inner one is. Attributes that it does not define are those of the inner one.
+    It is indexed or read in order, as the inner one is; a subclass that changes samples does it in `__getitem__`, and
+    in `__iter__` if it is read in order. Attributes that it does not define are those of the inner one.
     """
 
     def __init__(self, whole: Any, limit: int = sys.maxsize) -> None:

@@ -160,6 +160,8 @@ def find_mode(
             section = metrics[value] or {}
             kind: Any = METRIC_REGISTRY.get(section.get("type", value))
             says = kind.higher_is_better
+            if not isinstance(says, bool):
+                says = None
     if says is None and mode == "auto":
         rule = f"cannot tell whether higher values of {name} are better"
         hint = "set best.mode to min or max, or higher_is_better in the class of the metric"

@@ -98,6 +98,15 @@ def is_restart(folder: RunPaths, rank: Rank) -> bool:
     return not set(launched_as).isdisjoint(rank.launched_as)
 
 
+def refuse_weights_in_moved_run(path: str | None, folder: RunPaths) -> None:
+    """Raise `UserError` for weights of the run that a new one moves away: a resume would find other weights there."""
+    if folder.contains(path):
+        raise UserError(
+            f"init_from.path: {path} belongs to the run in {folder.root}, which a new run of this name moves out of the"
+            " way; give the new run another --name"
+        )
+
+
 def _move_away(folder: RunPaths) -> None:
     """Rename the folder of an earlier run, if there is one, to `<name>_<its start>`."""
     if not folder.holds_run():

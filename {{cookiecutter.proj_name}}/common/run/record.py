@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from common.base.errors import UserError
 from common.distributed import Rank
 from common.run.paths import RunPaths
 from common.run.status import now
@@ -219,7 +220,10 @@ def read_attempts(folder: RunPaths) -> list[dict[str, Any]]:
     """Read the entries of `run.json`, one for each start; none without that file."""
     if not folder.record_file.exists():
         return []
-    attempts: list[dict[str, Any]] = json.loads(folder.record_file.read_text())["attempts"]
+    try:
+        attempts: list[dict[str, Any]] = json.loads(folder.record_file.read_text())["attempts"]
+    except (ValueError, LookupError, TypeError) as error:
+        raise UserError(f"{folder.record_file} is damaged ({error}): restore it, or delete it") from error
     return attempts
 
 

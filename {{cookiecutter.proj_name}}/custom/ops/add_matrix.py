@@ -1,6 +1,7 @@
 """add_matrix(a, b) = a + b for matrices: the smallest operator, to copy when yours has no settings.
 
-`python -m custom.ops.compare add_matrix [SIZE ...]` compares kernels and reference: values, gradients, time.
+`python -m custom.ops.compare add_matrix [SIZE ...]` compares
+kernels and reference: values, gradients, time.
 """
 
 from typing import Any

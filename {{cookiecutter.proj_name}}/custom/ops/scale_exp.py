@@ -1,6 +1,7 @@
 """scale_exp(x, scale, shift) = scale * exp(-x) + shift: the full example, with its own backward kernel.
 
-`python -m custom.ops.compare scale_exp [SIZE ...]` compares kernels and reference: values, gradients, time.
+`python -m custom.ops.compare scale_exp [SIZE ...]` compares
+kernels and reference: values, gradients, time.
 """
 
 from typing import Any

@@ -20,6 +20,8 @@ def problems(transforms: Any, key: str) -> Iterator[Problem]:
         return
     for number, spec in enumerate(transforms):
         yield from TRANSFORM_REGISTRY.check(spec, f"{key}[{number}]", ignore=("key",))
+        if isinstance(spec, Mapping) and not isinstance(spec.get("key"), (str, type(None))):
+            yield Problem(f"{key}[{number}].key", spec["key"], "must be the name of a field, or null: the whole sample")
 
 
 def build(dataset: Any, section: Mapping[str, Any], mode: str) -> Any:

@@ -21,6 +21,7 @@ from common.checkpoint.weights import weights_path
 from common.config import Resolved, dump, option_value
 from common.distributed.devices import GpuIds
 from common.monitor.log import setup_log
+from common.run.folder import refuse_weights_in_moved_run
 from common.run.paths import PROJECT, DirConfig, RunPaths, data_dir
 from common.run.status import FolderLock
 from cli.program import run, train_config
@@ -141,11 +142,8 @@ def freeze_config(values: Mapping[str, Any], run: RunPaths, gpus: int) -> dict[s
     gpu_ids: int | list[int] = -1
     if gpus:
         gpu_ids = list(range(gpus))
-    if not run.contains(values["resume"]) and run.contains(init_path):
-        raise UserError(
-            f"init_from.path: {init_path} belongs to the run in {run.root}, which is moved out of the way before the"
-            " job begins; give the new run another --name"
-        )
+    if not run.contains(values["resume"]):
+        refuse_weights_in_moved_run(init_path, run)
     eval_dir = values["dir"]["eval_dir"]
     if eval_dir is not None:
         eval_dir = str(PROJECT / Path(eval_dir).expanduser())
