@@ -197,9 +197,11 @@ def cell(text: str) -> str:
 
 def programs_page(project: Path) -> str:
     """What --help of each program says."""
-    listed = run(project, "-m", "tools")
     names = [name for name in ("train.py", "evaluate.py", "predict.py") if (project / name).exists()]
-    names += re.findall(r"^python (-m tools\.\w+)", listed, re.MULTILINE)
+    tools = project / "tools"
+    for file in sorted([*tools.glob("*.py"), *tools.glob("*/__main__.py")]):
+        if '"__main__"' in file.read_text(encoding="utf-8"):  # others belong to a program
+            names.append(f"-m tools.{file.relative_to(tools).parts[0].removesuffix('.py')}")
     texts = json.loads(run(project, "-c", HELP, *names))
     parts = [f"## python {name}\n\n```text\n{text.strip()}\n```\n" for name, text in texts.items()]
     return "# Programs\n\nWhat each program says for `--help`.\n\n" + "\n".join(parts)
