@@ -43,4 +43,4 @@ def test_only_what_needs_the_package_stops(tmp_path: Path) -> None:
     assert code == 0 and "DigitsDataset" in listing and line in listing
     (folder / "video_dataset.py").write_text("def f(:\n")
     code, said, _ = started()
-    assert code == 2 and "video_dataset.py) cannot be imported: SyntaxError" in said
+    assert code == 2 and "video_dataset.py:1) cannot be imported: SyntaxError" in said
