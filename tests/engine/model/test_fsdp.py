@@ -178,7 +178,7 @@ def test_a_full_disk(runs: Runs) -> None:
     argv = runs.words("--model", "{type: tests.small.Plain, width: 256}", *FSDP, *steps)
     message = refused(runs, 2, argv, full_disk)
     assert "checkpoint not written: [Errno 27] File too large" in message
-    assert "saving a checkpoint failed 2 times in a row: File too large" in message
+    assert "saving a checkpoint failed 2 times in a row: [Errno 27] File too large" in message
     assert list((runs.root / "run" / "checkpoints").iterdir()) == []
 
 
