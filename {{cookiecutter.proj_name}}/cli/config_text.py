@@ -76,7 +76,7 @@ def meanings(schema: type) -> dict[str, str]:
     """Return the docstrings below the fields of a section and of its bases, by field."""
     found = {}
     for base in reversed(schema.__mro__):
-        with suppress(OSError, TypeError):  # a class without source
+        with suppress(OSError, TypeError, SyntaxError):  # a class without source, or within a function
             tree: Any = ast.parse(textwrap.dedent(inspect.getsource(base))).body[0]
             for pair in pairwise(tree.body):
                 match pair:

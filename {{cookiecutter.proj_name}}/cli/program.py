@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NoReturn
+from typing import Any, Literal, NoReturn
 
 from common.base.files import PROJECT
 from common.config import Resolved, option_value, section
@@ -18,9 +18,6 @@ from common.run.paths import RunPaths
 from common.run.record import read_attempts
 from cli.command_line import parse
 from custom.config import Config
-
-if TYPE_CHECKING:
-    pass
 
 
 @section

@@ -1,5 +1,6 @@
 """`managed_run`: everything around training, from joining the other processes to the last line of the log."""
 
+import json
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -185,18 +186,20 @@ class RunContext:
         if not self.paths.holds_run():
             logger.warning(
                 "{} was moved or deleted: checkpoints go to a new folder of this name; the log and the numbers of this"
-                " run stay in the one that was moved",
+                " run stay in the one that was moved, or are lost with one that was deleted",
                 root,
             )
-        elif read_attempts(self.paths)[-1:] != [self.folder.record]:  # else only the lock was removed
+        elif self.paths.record_file.exists() and read_attempts(self.paths)[-1:] != [self.folder.record]:
             raise UserError(
                 f"{root} belongs to another run by now, and stays as it is: the folder of this run was moved or deleted"
                 " while it trained; to continue, --resume the moved folder"
             )
         with warn_on_oserror(str(root)):  # the save will fail
             self.paths.checkpoints.mkdir(parents=True, exist_ok=True)
-            if not self.paths.config_file.exists():  # `--resume` reads it
-                write_text(self.paths.config_file, dump(self.values))
+            if not self.paths.record_file.exists():  # `--resume` reads it, and the config
+                write_text(self.paths.root / self.folder.record["config"], dump(self.values))
+                record = {"name": self.paths.name, "attempts": [self.folder.record]}
+                write_text(self.paths.record_file, json.dumps(record, indent=2) + "\n")
             self.folder.lock.release()
             self.folder.lock = FolderLock.take(self.paths.lock_file)
 

@@ -61,7 +61,8 @@ class _ForEditors(GenerateJsonSchema):
         del rule["title"]
         rule.pop("required", None)
         for name, text in meanings(schema["cls"]).items():
-            rule["properties"][name]["description"] = text
+            if name in rule["properties"]:
+                rule["properties"][name]["description"] = text
         rule["properties"]["$REPLACE"] = _REPLACE
         return rule
 

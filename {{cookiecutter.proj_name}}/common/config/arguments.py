@@ -104,8 +104,6 @@ def _check_one(parameter: inspect.Parameter, value: Any, key: str, label: str, i
         for problem in problems_of(key, value, error):
             if not is_loose:
                 yield replace(problem, rule=f"{problem.rule}: an argument of {label}")
-    except ValueError as error:
-        yield Problem(key, value, f"{error}: an argument of {label}")
     else:
         if value is not None and not is_loose:
             yield from run_checks(parameter.annotation, value, key)

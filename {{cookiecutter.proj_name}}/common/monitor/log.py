@@ -12,7 +12,7 @@ from tqdm import tqdm
 
 from common.base.files import Appender
 
-_FILE = "{time:YYYY-MM-DD HH:mm:ss.SSS} {level: <7} {name: >26}:{line: <4} {message}"
+_FILE = "{time:YYYY-MM-DD HH:mm:ss.SSS} {level: <7} {name!s: >26}:{line: <4} {message}"
 _early: deque[str] = deque(maxlen=1000)  # lines logged before the run folder exists; they belong in the run's file too
 
 

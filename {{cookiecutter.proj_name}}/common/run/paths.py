@@ -3,6 +3,7 @@
 import os
 import re
 import shlex
+from contextlib import suppress
 from pathlib import Path
 
 from common.base.errors import UserError
@@ -87,9 +88,10 @@ class RunPaths:
 
     def resume_command(self, program: str) -> str:
         """Return how to continue the run; empty if it has saved nothing."""
-        if not any(self.checkpoints.glob("*.pt")):
-            return ""
-        return shlex.join(["python", shown_path(program), "--resume", shown_path(self.root)])
+        with suppress(OSError):
+            if any(self.checkpoints.glob("*.pt")):
+                return shlex.join(["python", shown_path(program), "--resume", shown_path(self.root)])
+        return ""
 
     def log_file(self, rank: int = 0) -> Path:
         if rank == 0:

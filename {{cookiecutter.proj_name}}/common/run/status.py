@@ -100,7 +100,12 @@ class FolderLock:
 
     def is_in_place(self) -> bool:
         """Return whether `path` still names the file that is locked."""
-        if self._file.closed or not self.path.exists():
+        if self._file.closed:
             return False
-        held = os.fstat(self._file.fileno())
-        return os.path.samestat(held, self.path.stat())
+        try:
+            there = self.path.stat()
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        except OSError:  # what is wrong with the disk, a save will say
+            return True
+        return os.path.samestat(os.fstat(self._file.fileno()), there)

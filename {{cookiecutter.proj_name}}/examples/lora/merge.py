@@ -21,7 +21,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--model_pt", required=True, help="a checkpoint, or a run: its best one")
     parser.add_argument("--out", type=Path, required=True, help="folder for the config and the weights")
     options = parser.parse_args(argv)
-    model = load_trained(options.model_pt).task.model
+    model = load_trained(options.model_pt, ["--gpu_ids", "-1"]).task.model
     if not isinstance(model, PeftModel):
         raise UserError(f"{options.model_pt}: its model is a {type(model).__name__}, which has no adapters of peft")
     with output_file(options.out):

@@ -52,9 +52,12 @@ def rank_runs(runs: Iterable[RunFiles]) -> list[list[RunFiles]]:
         if run.best is not None:
             metric = run.best["metric"]
             groups.setdefault(metric, []).append((run.best["value"], run))
-            is_max[metric] = run.best["mode"] == "max"
+            if run.best["mode"]:
+                is_max[metric] = run.best["mode"] == "max"
     ranked = []
     for metric, group in groups.items():
+        if metric not in is_max:  # of runs of an earlier version
+            continue
         group.sort(key=lambda each: each[0], reverse=is_max[metric])
         ranked.append([run for _, run in group])
     return ranked
@@ -67,7 +70,7 @@ def conclusion(ranked: list[list[RunFiles]], keys: Sequence[str]) -> list[str]:
         keys: those whose values differ among the runs.
     """
     if not ranked:
-        return ["No run has a best validation yet."]
+        return ["No run says which is its best validation yet."]
     lines = []
     measuring = [key for key in keys if key.startswith(_MEASURING)]
     if measuring:

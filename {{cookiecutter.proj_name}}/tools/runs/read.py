@@ -75,7 +75,7 @@ def read_run(folder: Path) -> RunFiles:
     run.attempts = tried(paths.record_file, lambda file: json.loads(file.read_text())["attempts"], [])
     config = paths.config_file
     if run.attempts:
-        config = folder / run.attempts[-1]["config"]
+        config = folder / run.attempts[-1].get("config", config.name)
     run.config = tried(config, lambda file: flat(plain(read_file(file))), {})
     run.records = tried(paths.metrics_file, read_metrics, [])
     status = tried(paths.status_file, lambda file: dict(json.loads(file.read_text())), {})
@@ -105,7 +105,8 @@ def read_metrics(file: Path) -> list[dict[str, Any]]:
     """
     rows = []
     for line in file.read_text().split("\n")[:-1]:
-        row = {"step": 0, "values": {}, **json.loads(line)}
+        row = {"event": "", "step": 0, "values": {}, **json.loads(line)}
+        row["step"] = int(row["step"])
         row["values"] = {name: float(value) for name, value in row["values"].items()}
         rows.append(row)
     return rows
