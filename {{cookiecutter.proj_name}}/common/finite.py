@@ -45,23 +45,23 @@ class LossCheck:
         self._stream = stream
         self._saver = saver
         self._rank = rank
-        self._read = True  # whether the last loss is known to be finite
+        self._loss_is_read = True  # whether the last loss is known to be finite
         self._pending: list[tuple[Tensor, Position, str]] = []  # norms on a device, and of which updates
 
     def __call__(self, step: int, loss: Tensor) -> None:
         """Check the loss of `step`, counted from 1."""
         if not isinstance(loss, Tensor) or loss.numel() != 1:  # `backward` says what is wrong
             return
-        self._read = loss.is_cpu
+        self._loss_is_read = loss.is_cpu
         if loss.is_cpu and not math.isfinite(loss.item()):
             raise bad_loss(step, self._stream, self._saver, self._rank)
 
     def gradient(self, at: Position, update: str, norm: Tensor) -> None:
         """Check the gradient of an update of the step that begins `at`, by its norm; on the CPU it is not finite.
 
-        Losses on a device, which nobody has read yet, may be the cause.
+        A loss on a device, which is read later, may be the cause.
         """
-        if norm.is_cpu and self._read:
+        if norm.is_cpu and self._loss_is_read:
             raise self.bad_gradient(at, update, norm.item())
         self._pending.append((norm, at, update))
 

@@ -1,4 +1,4 @@
-"""The run's folder is renamed, deleted or replaced while the run goes on."""
+"""The run's folder is renamed, deleted or replaced during training."""
 
 import json
 import os
