@@ -87,7 +87,7 @@ def main(argv: list[str]) -> int:
     runs = read(options.folders or [PROJECT / "experiments"])
     ranked = compare.rank_runs(runs)
     in_order = [run for group in ranked for run in group]
-    in_order += [run for run in runs if run.best is None]
+    in_order += [run for run in runs if run not in in_order]
     keys = compare.differing(in_order)
     rows = [row_of(run, keys) for run in in_order]
     names = columns(rows, keys)

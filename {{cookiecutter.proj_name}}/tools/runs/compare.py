@@ -56,7 +56,7 @@ def rank_runs(runs: Iterable[RunFiles]) -> list[list[RunFiles]]:
                 is_max[metric] = run.best["mode"] == "max"
     ranked = []
     for metric, group in groups.items():
-        if metric not in is_max:  # of runs of an earlier version
+        if metric not in is_max:  # runs of earlier versions do not record it
             continue
         group.sort(key=lambda each: each[0], reverse=is_max[metric])
         ranked.append([run for _, run in group])
@@ -70,7 +70,7 @@ def conclusion(ranked: list[list[RunFiles]], keys: Sequence[str]) -> list[str]:
         keys: those whose values differ among the runs.
     """
     if not ranked:
-        return ["No run says which is its best validation yet."]
+        return ["No run records which validation is its best, and whether more or less is better."]
     lines = []
     measuring = [key for key in keys if key.startswith(_MEASURING)]
     if measuring:
