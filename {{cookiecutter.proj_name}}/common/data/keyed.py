@@ -154,9 +154,9 @@ def make_batch(
     """
     try:
         first = items[0]
-        if collate is default_collate and isinstance(first, Mapping):  # which drops what only later ones have
+        if collate is default_collate and isinstance(first, Mapping):
             for item in items:
-                if isinstance(item, Mapping) and item.keys() != first.keys():
+                if len(item) != len(first):  # PyTorch would drop what only later ones have
                     raise KeyError(*item.keys() ^ first.keys())
         batch = collate(items)
     except Exception as error:

@@ -49,16 +49,17 @@ def gradient_norm(parameters: Sequence[Tensor], *, here: bool = False) -> Tensor
     of this process' part.
     """
     gradients = [p.grad for p in parameters if p.grad is not None]
-    sharded = bool(gradients) and hasattr(gradients[0], "to_local")  # as `is_sharded`, without a call in each step
+    if not gradients:
+        return torch.zeros(())
+    sharded = hasattr(gradients[0], "to_local")  # as `is_sharded`, without a call in each step
     parts = []
     for gradient in gradients:
         part = local(gradient) if sharded else gradient
         if part.is_sparse:
             part = part.coalesce().values()
         parts.append(part)
-    norm = torch.zeros(())
-    if parts:  # as `nn.utils.get_total_norm`, whose search for other devices takes 20 us
-        norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(parts)))
+    # As `nn.utils.get_total_norm`, whose search for other devices takes 20 us.
+    norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(parts)))
     if sharded and not here:
         return norm_over_shards(norm, gradients[0])
     return norm
