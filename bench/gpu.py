@@ -166,7 +166,7 @@ def compare(options: argparse.Namespace) -> dict[str, Any]:
         resolved = resolve(Config, [loop.PROJECT / "configs" / "default.yaml"], words)
         config = resolved.config
         with managed_run(config, resolved, words, loop.PROJECT) as run:
-            built = build_run(config, run.rank, run.seed)
+            built = build_run(config, run.rank)
             count = sum(parameter.numel() for parameter in built.task.parameters())
             run.open()
             trainer = Trainer(config, built, run)

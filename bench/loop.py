@@ -145,7 +145,7 @@ def train_alternating(
     """Run the trainer, alternating with what `others` yields the times of."""
     config, resolved, words = build(folder, segments, steps)
     with managed_run(config, resolved, words, PROJECT) as run:
-        built = build_run(config, run.rank, run.seed)
+        built = build_run(config, run.rank)
         run.open()
         trainer = Trainer(config, built, run)
         stream = trainer.stream

@@ -69,7 +69,7 @@ class Stepping:
         share = leaves if kind == "fixed" else leaves // run.rank.world_size
         words = [*words, "--model", model, "--dist.reduction", kind, "--optim.accumulate", str(share)]
         config = resolve(Config, [PROJECT / "configs" / "default.yaml"], words).config
-        self.trainer = Trainer(config, build_run(config, run.rank, run.seed), run)
+        self.trainer = Trainer(config, build_run(config, run.rank), run)
         self.trainer.task.train()
         self.data = self.trainer.stream.epoch(self.trainer.at)
 

@@ -89,7 +89,7 @@ def evaluate(config: EvalConfig, path: Path, folder: Path, rank: Rank) -> str:
     """Build the parts that the config names, evaluate, and write the files. Returns the report; "" on other ranks."""
     setup_log(config.monitor.log_level, rank=rank.rank)
     trained = load_task(config, path, read_checkpoint(path), rank)
-    loaders = build_evaluation(config, config.split, rank, trained.seed)
+    loaders = build_evaluation(config, config.split, rank)
     trained.task.classes = check_classes(config.model, {label(part.split, part.name): part.dataset for part in loaders})
     if not loaders:
         raise UserError(f"dataset.{config.split} is null in this config, so there is nothing to evaluate on")

@@ -26,7 +26,7 @@ def main(argv: list[str]) -> int:
     if code is not None:  # this process only started the ones that train
         return code
     with managed_run(config, resolved, command, PROJECT) as run, entered("explain"):
-        built = build_run(config, run.rank, run.seed, first_weights=run.needs_first_weights)
+        built = build_run(config, run.rank, first_weights=run.needs_first_weights)
         run.open()  # after building: an error there leaves an earlier run of this name in place
         trainer = Trainer(config, built, run)
         for name in config.plugins:

@@ -61,7 +61,7 @@ words += ["--dataset", "{val: null, eval: null}", "--progress.max_steps", "95"]
 words += ["--batch_size", "1", "--num_workers", "0"]
 resolved = resolve(Config, ["configs/default.yaml"], words)
 with managed_run(resolved.config, resolved, words, Path.cwd()) as run:
-    built = build_run(resolved.config, run.rank, run.seed)
+    built = build_run(resolved.config, run.rank)
     run.open()
     trainer = Trainer(resolved.config, built, run)
     trainer.monitor.after_step.append(watch)

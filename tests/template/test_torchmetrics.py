@@ -64,9 +64,9 @@ from common.distributed import Rank
 from custom.config import Config
 
 config = resolve(Config, ["experiments/tm/config.yaml"], []).config
-task = build.build_task(config, 0, Rank()).eval()
+task = build.build_task(config, Rank()).eval()
 task.load_state_dict(torch.load("experiments/tm/checkpoints/latest.pt", weights_only=True)["model"])
-[loader] = build.build_evaluation(config, "val", Rank(), 0)
+[loader] = build.build_evaluation(config, "val", Rank())
 values = {}
 objects = {name: METRIC_REGISTRY.build(section, ignore=("inputs",)) for name, section in config.metric.items()}
 with torch.no_grad():

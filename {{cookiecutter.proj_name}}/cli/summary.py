@@ -33,7 +33,7 @@ def log_start(config: Config, trainer: Trainer, run: RunContext) -> None:
     parameters = list(trainer.task.parameters())
     total = sum(p.numel() for p in parameters)
     trainable = sum(p.numel() for p in parameters if p.requires_grad)
-    logger.info("{}, seed {}, run folder {}", run.rank, run.seed, run.paths.root)
+    logger.info("{}, seed {}, run folder {}", run.rank, config.dist.random_seed, run.paths.root)
     chosen: Any = {
         TASK_REGISTRY: {config.task["type"]: None},
         MODEL_REGISTRY: {config.model["type"]: None},

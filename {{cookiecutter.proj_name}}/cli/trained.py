@@ -15,7 +15,6 @@ from common.checkpoint.state import load_task as load_state
 from common.data.sections import sets_of
 from common.distributed import DistConfig, Rank, find_rank
 from common.distributed.devices import set_up_process
-from common.distributed.seed import choose_seed
 from common.monitor.log import logger
 from common.optim.precision import Precision, build_precision
 from common.stage import in_stage
@@ -32,7 +31,6 @@ class Trained:
         path: the checkpoint.
         config: the settings of its run, with the options that were given.
         task: in evaluation mode, on the device of `rank`, with the averaged weights if the checkpoint has them.
-        seed: seed of the run, so that random data are the same as in training.
         position: position of the run in training, see `Position`.
     """
 
@@ -41,7 +39,6 @@ class Trained:
     task: Task
     rank: Rank
     precision: Precision
-    seed: int
     position: Mapping[str, int]
 
     def section(self) -> tuple[str, Mapping[str, Any]]:
@@ -87,17 +84,16 @@ def load_task(config: Config, path: Path, state: Mapping[str, Any], rank: Rank) 
     Every process must call this.
     """
     about = state["about"]
-    seed = choose_seed(config.dist, rank, drawn=about["seed"])
     precision = build_precision(config.precision, rank.device)
     # Frozen tensors that the checkpoint leaves out come from where the run took them.
-    task = build_task(config, seed, rank, first_weights=bool(state.get("frozen")))
+    task = build_task(config, rank, first_weights=bool(state.get("frozen")))
     precision.cast(task).to(rank.device)
     load_state(task, state, path)
     task.at = TaskPosition(state["position"]["step"], state["position"]["epoch"], *about["lengths"])
     stage = state.get("stages", {}).get("number", 0)
     task.loss.set_weights(in_stage(config, stage).loss)
     task.classes = about["classes"]
-    return Trained(path, config, task.eval(), rank, precision, seed, state["position"])
+    return Trained(path, config, task.eval(), rank, precision, state["position"])
 
 
 def find_device(gpu_ids: int | list[int] | str) -> Rank:

@@ -33,7 +33,6 @@ from common.task import Built, Task
 def build_run(
     config: RunConfig,
     rank: Rank,
-    seed: int,
     *,
     first_weights: bool = True,
 ) -> Built:
@@ -46,14 +45,14 @@ def build_run(
 
     Raises `UserError` if an object cannot be built, or if the classes of the datasets differ.
     """
-    stream = build_stream(config, rank, seed)
-    task = build_task(config, seed, rank, first_weights=first_weights)
+    stream = build_stream(config, rank)
+    task = build_task(config, rank, first_weights=first_weights)
     built = Built(
         task=task,
         precision=build_precision(config.precision, rank.device),
         stream=stream,
-        val=build_evaluation(config, "val", rank, seed),
-        evaluation=build_evaluation(config, "eval", rank, seed),
+        val=build_evaluation(config, "val", rank),
+        evaluation=build_evaluation(config, "eval", rank),
     )
     datasets = {"train": stream.dataset}
     for loader in (*built.val, *built.evaluation):
@@ -64,13 +63,12 @@ def build_run(
 
 def build_task(
     config: RunConfig,
-    seed: int,
     rank: Rank,
     *,
     first_weights: bool = True,
 ) -> Task:
     """Build the task with its model, losses and metrics; with `first_weights`, initialize the weights for training."""
-    set_seed(seed)
+    set_seed(config.dist.random_seed)
     model: nn.Module = MODEL_REGISTRY.build(config.model)
     if first_weights:
         init_weights(model, config.init_from, PROJECT, rank)
@@ -100,18 +98,18 @@ def check_no_lazy(task: Task) -> None:
         )
 
 
-def build_stream(config: RunConfig, rank: Rank, seed: int) -> TrainStream:
+def build_stream(config: RunConfig, rank: Rank) -> TrainStream:
     """Build the training data, divided among the ranks, and shuffled unless it can only be read in order."""
-    dataset = seeded_dataset(config, "train", "", config.dataset.train, rank, seed)
+    dataset = seeded_dataset(config, "train", "", config.dataset.train, rank)
     if not is_map_style(dataset):
         asks = f"dataset.train: {kind_of(dataset)} has no __len__ and __getitem__, so it"
         streams = required("streams", "stream", asks)
-        stream: TrainStream = streams.IterableStream(dataset, config, rank, seed)
+        stream: TrainStream = streams.IterableStream(dataset, config, rank)
         return stream
     accumulate = config.optim.accumulate
     if config.dist.is_fixed:
         accumulate = required("reduction", "tree", "dist.reduction").leaves_here(accumulate, rank)
-    order = EpochOrder(config.loader.order, dataset, seed)
+    order = EpochOrder(config.loader.order, dataset, config.dist.random_seed)
     check_same({"its first samples": order(0)[:8].tolist()}, rank, "has a different loader.order than rank 0")
     plan = EpochPlan(
         order,
@@ -131,17 +129,17 @@ def build_stream(config: RunConfig, rank: Rank, seed: int) -> TrainStream:
     )
 
 
-def build_evaluation(config: RunConfig, split: str, rank: Rank, seed: int) -> list[EvaluationLoader]:
+def build_evaluation(config: RunConfig, split: str, rank: Rank) -> list[EvaluationLoader]:
     """Build the datasets of a split, unshuffled; every sample is evaluated once over all ranks."""
     loaders = []
     for name, section in sets_of(getattr(config.dataset, split)).items():
         loader = EvaluationLoader(
-            seeded_dataset(config, split, name, section, rank, seed),
+            seeded_dataset(config, split, name, section, rank),
             config.loader,
             batch_size=section.get("eval_batch_size", config.batch_size),
             worker=config.num_workers,
             rank=rank,
-            seed=seed,
+            seed=config.dist.random_seed,
             split=split,
             name=name,
         )
@@ -149,7 +147,7 @@ def build_evaluation(config: RunConfig, split: str, rank: Rank, seed: int) -> li
     return loaders
 
 
-def seeded_dataset(config: RunConfig, split: str, name: str, section: Mapping[str, Any], rank: Rank, seed: int) -> Any:
+def seeded_dataset(config: RunConfig, split: str, name: str, section: Mapping[str, Any], rank: Rank) -> Any:
     """Build a dataset; its name is "" if it is the only one of its split.
 
     Its constructor draws the same random numbers on all ranks, seeded by the run and its name.
@@ -157,7 +155,7 @@ def seeded_dataset(config: RunConfig, split: str, name: str, section: Mapping[st
     Raises `UserError` if its size differs between ranks, such as in an incomplete copy.
     """
     full_name = label(split, name)
-    set_seed(mix(seed, crc32(full_name.encode())))
+    set_seed(mix(config.dist.random_seed, crc32(full_name.encode())))
     folder = data_dir(config.dir, PROJECT)
     with error_context(lambda: f"in building dataset.{full_name}"):
         dataset = build_dataset(section, split, folder, limit=config.debug.max_samples)

@@ -17,7 +17,6 @@ from common.checkpoint.weights import weights_path
 from common.config import Resolved, dump
 from common.distributed import Rank, barrier, find_rank, from_main
 from common.distributed.devices import set_up_process
-from common.distributed.seed import choose_seed
 from common.failure.hub import print_failure
 from common.failure.program import distributed_run
 from common.failure.report import EXIT_INTERRUPTED, Failure, describe
@@ -76,7 +75,7 @@ def managed_run(
 
 @dataclass(kw_only=True)
 class RunContext:
-    """The surroundings of training: rank, folder, checkpoint, seed and monitor.
+    """The surroundings of training: rank, folder, checkpoint and monitor.
 
     Attributes:
         values: the whole config as plain values.
@@ -85,7 +84,6 @@ class RunContext:
         paths: the paths in the run's folder.
         checkpoint: the checkpoint that the run starts from, or None.
         folder: the run's folder, once it is open; None in all processes but the main one.
-        seed: of the whole run, configured or drawn.
         monitor: exists after `open`.
     """
 
@@ -97,13 +95,12 @@ class RunContext:
     paths: RunPaths
     checkpoint: LoadedCheckpoint | None = None
     folder: OpenRun | None = None
-    seed: int = field(init=False)
     monitor: Monitor = field(init=False)
     _resumed: LoadedCheckpoint | None = None  # the checkpoint, if it is in this run's folder
     _is_open: bool = False
 
     def choose_start(self) -> None:
-        """Find the checkpoint that the run starts from, and its seed."""
+        """Find the checkpoint that the run starts from."""
         config = self.config
         rank = self.rank
         # A job restarted by its launcher continues its own run, whatever --resume says; never another.
@@ -115,15 +112,10 @@ class RunContext:
         if restarted:
             resume = "auto"
         self.checkpoint = find_checkpoint(resume, self.paths.checkpoints, rank)
-        drawn = None
-        if self.checkpoint is not None:
-            # A drawn seed belongs to the run, because it determines the order of its samples.
-            drawn = self.checkpoint.state["about"]["seed"]
-            if self.paths.contains(resume):
-                self._resumed = self.checkpoint
+        if self.checkpoint is not None and self.paths.contains(resume):
+            self._resumed = self.checkpoint
         if self._resumed is None:
             refuse_weights_in_moved_run(weights_path(config.init_from.path, self.project), self.paths)
-        self.seed = choose_seed(config.dist, rank, drawn=drawn)
 
     @property
     def needs_first_weights(self) -> bool:
@@ -144,7 +136,7 @@ class RunContext:
             step = resumed.step
             banner = f"resumed at step {step}"
         if rank.is_main:
-            started = describe_start(self.project, self.argv, self.seed, rank)
+            started = describe_start(self.project, self.argv, config.dist.random_seed, rank)
             self.folder = open_run(self.paths, self.values, *started, resumed is not None)
         barrier(rank)  # the folder exists
         self._open_log(banner)

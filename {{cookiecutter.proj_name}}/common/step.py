@@ -75,7 +75,6 @@ class OptimizerStep:
     def __init__(
         self,
         config: RunConfig,
-        seed: int,
         task: Task,
         strategy: Strategy,
         optimizer: Optimizer,
@@ -86,7 +85,6 @@ class OptimizerStep:
         scaled: ScaledSteps,
     ) -> None:
         self.config = config
-        self.seed = seed
         self.task = task
         self.stream = stream
         self.strategy = strategy

@@ -115,15 +115,16 @@ class Trainer:
         }
         if self.stage.changes:
             saved["stages"] = self.stage
+        seed = config.dist.random_seed
         self.state = RunState(
             self.task,
             saved,
             rank=self.rank,
-            fingerprint=fingerprint(self.rank, built.deciding_data(), run.seed, self.strategy.about),
-            about={"config": run.values, "seed": run.seed, "lengths": list(lengths)},
+            fingerprint=fingerprint(self.rank, built.deciding_data(), seed, self.strategy.about),
+            about={"config": run.values, "seed": seed, "lengths": list(lengths)},
         )
         self.begin_stage()
-        set_seed(mix(run.seed, self.rank.rank))  # from here on, each rank draws different random numbers (dropout)
+        set_seed(mix(seed, self.rank.rank))  # from here on, each rank draws different random numbers (dropout)
 
     def register_state(self, name: str, part: Any) -> None:
         """Save `part` with the run: for plugins."""
@@ -164,7 +165,6 @@ class Trainer:
         kind = step_class(config, self.optimizer)
         self.optimizer_step = kind(
             config,
-            self.run.seed,
             self.task,
             self.strategy,
             self.optimizer,

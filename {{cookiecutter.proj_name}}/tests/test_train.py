@@ -42,20 +42,6 @@ def test_a_seed_decides_everything(runs: Runs) -> None:
     assert not same(first["model"], third["model"])
 
 
-def test_no_seed_draws_one_and_records_it(runs: Runs) -> None:
-    """An absent seed is drawn, and the run can be repeated with it."""
-    folder = runs.train("--dist.random_seed", "null", "--progress.epoch", "1")
-    seed = json.loads((folder / "run.json").read_text())["attempts"][0]["seed"]
-    again = runs.train("--dist.random_seed", str(seed), "--progress.epoch", "1", name="again")
-    assert same(load(folder)["model"], load(again)["model"])
-    # A resume continues with the seed that was drawn.
-    runs.train("--dist.random_seed", "null", "--resume", "auto")
-    assert same(
-        load(folder)["model"],
-        load(runs.train("--dist.random_seed", str(seed), name="whole"))["model"],
-    )
-
-
 @pytest.mark.parametrize("worker", ["0", "2"])
 def test_resuming_inside_an_epoch_equals_the_uncut_run(runs: Runs, worker: str) -> None:
     """Dropout, augmentation of three generators, and a stop in the middle of an epoch."""

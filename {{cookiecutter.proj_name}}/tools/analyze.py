@@ -19,7 +19,6 @@ from common.base.files import output_file, write_text
 from common.build import build_stream, build_task
 from common.distributed import has_streams
 from common.distributed.devices import set_up_process
-from common.distributed.seed import choose_seed
 from common.model import prepare
 from common.monitor.log import setup_log
 from common.optim.precision import build_precision
@@ -42,14 +41,13 @@ class ProfiledTask:
         first, dist = in_stage(config, 0), replace(config.dist, processes=None)
         rank = find_device(config.gpu_ids)
         set_up_process(dist, rank)
-        seed = choose_seed(dist, rank)
-        stream = build_stream(replace(config, batch_size=size), rank, seed)
+        stream = build_stream(replace(config, batch_size=size), rank)
         if 0 < stream.epoch_size < size:
             raise UserError(f"--batch {size}: the training data has only {stream.epoch_size} samples")
         batch = stream.sample_batch(full=True)
         stream.close()
         self.precision, self.device, self.size = build_precision(config.precision, rank.device), rank.device, size
-        self.task = build_task(config, seed, rank, first_weights=False)
+        self.task = build_task(config, rank, first_weights=False)
         # Compiled kernels cannot be assigned to modules.
         eager = replace(first.prepare, compile=replace(first.prepare.compile, enabled=False))
         prepare(self.task, eager, dist, self.precision, rank)

@@ -83,7 +83,7 @@ def read_model(trained: Trained) -> tuple[Model, dict[str, str | None]]:
     """
     split = trained.section()[0].partition(".")[0]
     config, task, calls = replace(trained.config, num_workers=0), trained.task, list[tuple[Any, Any]]()
-    loader = build_evaluation(config, split, trained.rank, trained.seed)[0]
+    loader = build_evaluation(config, split, trained.rank)[0]
     batch = loader.sample_batch(range(min(8, loader.size)))
     model: nn.Module = task.model
     hook = model.register_forward_pre_hook(lambda _, args, kwargs: calls.append((args, kwargs)), with_kwargs=True)

@@ -131,7 +131,7 @@ class Predictor:
             batch_size=section.get("eval_batch_size", config.batch_size),
             worker=config.num_workers,
             rank=trained.rank,
-            seed=trained.seed,
+            seed=trained.config.dist.random_seed,
         )
 
     @torch.no_grad()

@@ -224,6 +224,7 @@ def test_a_step_of_uneven_shares_is_the_mean_over_its_samples(monkeypatch: pytes
         loader=LoaderConfig(drop_last=drop_last),
         optim=SimpleNamespace(accumulate=1),
         debug=SimpleNamespace(max_samples=0),
+        dist=SimpleNamespace(random_seed=0),
     )
 
     def gather(value: Any, rank: Rank) -> list[Any]:
@@ -234,7 +235,7 @@ def test_a_step_of_uneven_shares_is_the_mean_over_its_samples(monkeypatch: pytes
         return found
 
     def read(number: int) -> None:
-        steps[number] = list(IterableStream(Numbers(), config, Rank(rank=number, world_size=2), 0).epoch(Position()))
+        steps[number] = list(IterableStream(Numbers(), config, Rank(rank=number, world_size=2)).epoch(Position()))
 
     monkeypatch.setattr("parts.streams.stream.gather_objects", gather)
     threads = [threading.Thread(target=read, args=(number,)) for number in (0, 1)]

@@ -64,12 +64,12 @@ def test_exchanges(runs: Runs, world: int) -> None:
 
 @pytest.mark.slow
 def test_alike_at_the_start(runs: Runs) -> None:
-    """A seed that is drawn, the first weights and the run's folder are the same on every rank."""
-    words = ["--plugins", f"[{HERE}:check_alike_at_the_start]", "--dist.random_seed", "null"]
+    """The seed, the first weights and the run's folder are the same on every rank."""
+    words = ["--plugins", f"[{HERE}:check_alike_at_the_start]"]
     several(runs, 2, runs.words(*words, "--progress.max_steps", "1"))
     assert [path.name for path in runs.root.iterdir() if path.is_dir()] == ["run"]
     record = json.loads((runs.root / "run" / "run.json").read_text())["attempts"][0]
-    assert (record["world_size"], record["seed"] >= 0) == (2, True)
+    assert (record["world_size"], record["seed"]) == (2, 42)
 
 
 def test_ranks_end_with_their_test(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -268,11 +268,3 @@ def test_evaluate_never_builds_the_training_data(runs: Runs, evaluated: Callable
     assert evaluated(path, *never, "--split", "val")["values"] == metrics(folder, "val")[-1]["values"]
     with pytest.raises(AssertionError, match="the training data were built"):
         evaluated(path, *never, "--split", "train")
-
-
-def test_a_drawn_seed_is_that_of_the_run(runs: Runs, evaluated: Callable[..., dict[str, Any]]) -> None:
-    """Data that draw random numbers are, in evaluate.py, what they were in training."""
-    folder = runs.train(
-        "--dist.random_seed", "null", "--dataset.eval.shift", "2", "--progress.epoch_eval", "1", "--progress.epoch", "1"
-    )
-    assert evaluated(folder / "checkpoints" / "latest.pt")["values"] == metrics(folder, "eval")[-1]["values"]

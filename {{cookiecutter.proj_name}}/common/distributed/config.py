@@ -12,8 +12,8 @@ from common.config import section
 class DistConfig:
     """Processes and randomness."""
 
-    random_seed: Annotated[int | None, Field(ge=0, lt=2**63)] = 42
-    """global seed; null: a random one, which is recorded"""
+    random_seed: Annotated[int, Field(ge=0, lt=2**63)] = 42
+    """global seed"""
     deterministic: Literal["off", "warn", "strict"] = "off"
     """strict: an operator without a deterministic version is an error; warn: a warning"""
     cudnn_benchmark: bool = False

@@ -1,15 +1,12 @@
 """Seeds and random states of the loop. Order and augmentation are functions of keys instead, see `common.data`."""
 
 import random
-import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import torch
-
-from common.distributed import DistConfig, Rank, from_main
 
 _MASK = (1 << 64) - 1
 _CPU = torch.device("cpu")
@@ -25,15 +22,6 @@ def mix(*numbers: int) -> int:
         state = ((state ^ (state >> 27)) * 0x94D049BB133111EB) & _MASK
         state ^= state >> 31
     return state
-
-
-def choose_seed(config: DistConfig, rank: Rank, drawn: int | None = None) -> int:
-    """Return the configured seed; without one, `drawn` (by the run earlier), or a new one drawn on rank 0."""
-    if config.random_seed is not None:
-        return config.random_seed
-    if drawn is not None:
-        return drawn
-    return from_main(secrets.randbelow(2**31), rank)
 
 
 def set_seed(seed: int) -> None:

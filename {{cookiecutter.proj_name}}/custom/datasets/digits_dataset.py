@@ -10,7 +10,6 @@ from torch import Tensor
 
 from common.base.errors import UserError
 from common.config.registry import DATASET_REGISTRY
-from common.data.view import View
 
 _SPLITS = {"train": 0, "val": 1, "eval": 2}
 
@@ -44,10 +43,10 @@ class DigitsDataset:
     suffixes = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp"})
 
     @classmethod
-    def from_files(cls, files: Sequence[Any], **_: Any) -> View:
-        """Read pictures of single digits, in any size, for predictions: with the part `images`."""
+    def from_files(cls, files: Sequence[Any], **_: Any) -> Any:
+        """Read pictures of single digits, bright on dark, in any size, for predictions: with the part `images`."""
         images: Any = DATASET_REGISTRY.get("ImageFiles")
-        return _Scans(images.from_files(files, size=[8, 8], channels=1))
+        return images.from_files(files, size=[8, 8], channels=1)
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -62,18 +61,6 @@ class DigitsDataset:
         if self.shift:
             image = _shift(image, self.shift)
         return {"image": image, "label": self.labels[index]}
-
-
-class _Scans(View):
-    """Scans with their ink made bright, as it is in the data; on light paper it is dark."""
-
-    def __getitem__(self, index: int) -> dict[str, Tensor]:
-        sample = self.whole[index]
-        image = sample["image"]
-        border = torch.cat([image[:, 0].flatten(), image[:, -1].flatten(), image[..., 0].flatten()])
-        if border.median() > 0.5:
-            image = 1 - image
-        return {**sample, "image": image}
 
 
 def _shift(image: Tensor, limit: int) -> Tensor:

@@ -118,7 +118,7 @@ class FixedStep(OptimizerStep):
 
     def draw(self, step: int, update: str, number: int) -> None:
         """Seed all random generators of this process for a micro-batch, numbered over all processes."""
-        set_seed(mix(self.seed, _DRAWS, step, crc32(update.encode()), number))
+        set_seed(mix(self.config.dist.random_seed, _DRAWS, step, crc32(update.encode()), number))
 
     def shared_buffers(self) -> list[Tensor]:
         """Return the buffers in `changing` (not copies)."""

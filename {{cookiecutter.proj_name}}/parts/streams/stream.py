@@ -150,7 +150,7 @@ class IterableStream(TrainStream):
 
     is_indexed = False
 
-    def __init__(self, dataset: Any, config: RunConfig, rank: Rank, seed: int) -> None:
+    def __init__(self, dataset: Any, config: RunConfig, rank: Rank) -> None:
         self.dataset = dataset
         self.rank = rank
         self.accumulate = config.optim.accumulate
@@ -158,6 +158,7 @@ class IterableStream(TrainStream):
         loader = config.loader
         worker = config.num_workers
         limit = config.debug.max_samples
+        seed = config.dist.random_seed
         order = loader.order["type"]
         if order not in ("shuffle", "sequential"):
             raise UserError(

@@ -44,7 +44,6 @@ class Lab:
         """Return the options of a run that takes one process, and saves after each step."""
         config, ids = self.config, self.config.gpu_ids
         device = ids[0] if isinstance(ids, list) else 0 if ids == "all" else ids
-        seed = 42 if config.dist.random_seed is None else config.dist.random_seed
         given = {name: option.value or "true" for name, option in read_options(self.words)[0].items()}
         parts, kind = 1 if config.optim.accumulate == 1 else 2, DATASET_REGISTRY.get(config.dataset.train["type"])
         is_stream = isinstance(kind, type) and (not hasattr(kind, "__getitem__") or issubclass(kind, IterableDataset))
@@ -54,7 +53,7 @@ class Lab:
             "--debug.max_samples": f"{_MOST_OF_STREAM if is_stream else _MOST_SAMPLES}",
             "--config": str(Path(given["--config"]).resolve()),
             "--gpu_ids": f"{device}", "--dist.processes": "null", "--dist.launcher": "none",
-            "--dist.random_seed": f"{seed}", "--num_workers": "0", "--prepare.compile.enabled": "false",
+            "--num_workers": "0", "--prepare.compile.enabled": "false",
             "--progress.log_every": "1", "--progress.epoch_save_latest": "1step", "--progress.epoch_eval": "-1",
             "--monitor.writers": "[]", "--dir.runs_dir": str(self.folder), "--allow_changes": "true",
             "--progress.save_time": "-1", "--resume": "null",
