@@ -1,5 +1,6 @@
 """`checkpoint.frozen: false`: what is not trained stays out of the files; a resume takes it from its source again."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -8,11 +9,12 @@ import torch
 from torch import Tensor, nn
 
 from common.base.parts import AVERAGE
-from common.checkpoint.checksum import checksum
+from common.checkpoint import checksum as core
 from common.evaluation.loss import LossFactory
 from common.evaluation.metric import MetricFactory
 from common.task import fixed
 from engine.conftest import AVERAGED
+from parts.frozen.tensors import checksum
 from predict import Predictor
 from tests.conftest import Runs, load, same
 from tests.ranks import several
@@ -152,8 +154,9 @@ def test_on_two_processes(runs: Runs, strategy: str) -> None:
     several(runs, 2, runs.words(*more, "6", *both, "--resume", "auto", name="one"))
 
 
+@pytest.mark.parametrize("checksum", [core.checksum, checksum], ids=["in the core", "on the device"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64, torch.bool, torch.complex64])
-def test_a_checksum_sees_each_number_and_its_place(dtype: torch.dtype) -> None:
+def test_a_checksum_sees_each_number_and_its_place(dtype: torch.dtype, checksum: Callable[[Tensor], int]) -> None:
     values = torch.arange(200_001).remainder(97).to(dtype)
     changed = values.clone()
     changed[3] = changed[0]

@@ -3,13 +3,10 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from copy import deepcopy
-from hashlib import blake2b
 from typing import Any
 
-import torch
-from torch import Tensor
-
 from common.base.errors import UserError
+from common.checkpoint.checksum import checksum
 from common.distributed.buffers import buffers_unchanged, named_buffers
 from common.distributed.seed import random_state_unchanged
 from common.run_context import RunContext
@@ -57,7 +54,7 @@ def refuse_varying_bits(trainer: Trainer) -> None:
             )
 
 
-def compute(step: FixedStep, update: TaskUpdate, batch: Any) -> dict[str, str]:
+def compute(step: FixedStep, update: TaskUpdate, batch: Any) -> dict[str, int]:
     """Compute a micro-batch. Returns checksums of all that must not vary, by what it is."""
     step.draw(_TRIAL, update.name, 0)
     step.task.zero_grad()
@@ -77,9 +74,3 @@ def compute(step: FixedStep, update: TaskUpdate, batch: Any) -> dict[str, str]:
             raise UserError(f"dist.reduction fixed does not work with the sparse gradient of {name}; make it dense")
         found[f"gradient of {name}"] = checksum(parameter.grad)
     return found
-
-
-def checksum(tensor: Tensor) -> str:
-    """Return a checksum of the bits of a tensor."""
-    bits = tensor.detach().cpu().resolve_conj().contiguous().reshape(-1).view(torch.uint8)
-    return blake2b(bits.numpy().tobytes()).hexdigest()
