@@ -271,7 +271,7 @@ class Trainer:
         value = result.values.get(metric)
         self.schedule.after_validation(value)
         self.stage.after_validation(value)
-        reason = self.best.reason_to_stop(value)
+        reason = self.best.reason_to_stop()
         if reason:
             logger.info("stopping early: {}", reason)
             self.progress.stop(reason="early_stop")
@@ -373,8 +373,7 @@ class Trainer:
         logger.info("{}", report)
         if self.triggers.is_over(at):
             self.progress.stop_reason = "finished"
-        value = self.progress.values.get(self.best.config.metric)
-        reason = self.best.reason_to_stop(value)
+        reason = self.best.reason_to_stop()
         if reason:
             logger.info("this run stopped early here: {}; to continue training, change that setting", reason)
             self.progress.stop_reason = "early_stop"

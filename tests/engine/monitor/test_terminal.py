@@ -118,7 +118,7 @@ def stop(trainer: Trainer) -> None:
     ("words", "rows"),
     [
         ([], ["best", "last"]),
-        (["--early_stop.lower_bound", "99"], ["best", "last"]),
+        (["--early_stop.patience", "1", "--best.min_delta", "99"], ["best", "last"]),
         (["--plugins", f"[{__name__}:stop]"], ["resume"]),
         (["--dataset.val", "null"], []),
     ],

@@ -15,8 +15,8 @@ from tools.bisect.runs import differing_settings, last_common_step, mixed
 
 HARMLESS = [
     "--optim.weight_decay", "0.001", "--model.dropout", "0.11", "--optim.no_decay", "auto", "--optim.clip_gradients",
-    "50", "--optim.clip_type", "value", "--early_stop.patience", "11", "--early_stop.upper_bound",
-    "1000", "--prepare.channels_last", "true", "--progress.max_steps", "1000",
+    "50", "--optim.clip_type", "value", "--early_stop.patience", "11", "--best.min_delta",
+    "0.001", "--prepare.channels_last", "true", "--progress.max_steps", "1000",
     "--optim.lr_scheduler.min_factor", "0.1",
 ]  # fmt: skip
 

@@ -34,14 +34,10 @@ class BestConfig:
 
 @section
 class EarlyStopConfig:
-    """Ends the run when validation no longer gets better, or reaches a bound. Follows the metric of `best`."""
+    """Ends the run when validation no longer gets better. Follows the metric of `best`."""
 
     patience: Annotated[int, Field(ge=0)] = 0
     """validations without a better value before the end; 0: off"""
-    lower_bound: float | None = None
-    """end when the value falls below this"""
-    upper_bound: float | None = None
-    """end when the value rises above this"""
 
 
 @dataclass(frozen=True)
@@ -82,19 +78,11 @@ class BestTracker:
         self.waited += 1
         return False
 
-    def reason_to_stop(self, value: float | None) -> str | None:
-        """Why training should end after this validation; None to continue."""
-        early = self.early
-        name = self.config.metric
-        if early.patience and self.waited >= early.patience:
-            return f"{name} has not improved for {self.waited} validations (early_stop.patience)"
-        if value is None:
-            return None
-        if early.lower_bound is not None and value < early.lower_bound:
-            return f"{name} {value:.6g} is below early_stop.lower_bound {early.lower_bound:g}"
-        if early.upper_bound is not None and value > early.upper_bound:
-            return f"{name} {value:.6g} is above early_stop.upper_bound {early.upper_bound:g}"
-        return None
+    def reason_to_stop(self) -> str:
+        """Why training should end after this validation; "" to continue."""
+        if self.early.patience and self.waited >= self.early.patience:
+            return f"{self.config.metric} has not improved for {self.waited} validations (early_stop.patience)"
+        return ""
 
     def state_dict(self) -> dict[str, Any]:
         return {
