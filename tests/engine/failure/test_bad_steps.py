@@ -149,7 +149,9 @@ def test_a_rewind_to_another_runs_checkpoint(runs: Runs) -> None:
 
 def test_nothing_to_go_back_to(runs: Runs) -> None:
     assert runs.fail(*DATA, *REWIND, "--progress.epoch_save_latest", "-1", "--progress.epoch_val", "-1") == 2
-    assert "and there is nothing to rewind to; there is no checkpoint yet" in (runs.root / "run/train.log").read_text()
+    folder = runs.root / "run"
+    said = f"and there is nothing to rewind to; there is no {folder}/checkpoints/latest.pt"
+    assert said in (folder / "train.log").read_text()
 
 
 def test_a_policy_that_is_new_to_a_run(runs: Runs) -> None:

@@ -150,7 +150,10 @@ def load_archive(path: Path, *, verify: bool = True) -> Any:
     except Exception as error:
         refused = _read_error(error)
         if refused:
-            raise unreadable(path, refused) from error
+            raise UserError(
+                f"{path} cannot be read: {refused}. It may be whole, so no older checkpoint is taken in its place, and "
+                "nothing was changed; repair the access and start again, or name another file: --resume FILE"
+            ) from error
         reason = f"it is not a checkpoint, or was truncated while being written or copied ({error})".partition("\n")[0]
         if isinstance(error, pickle.UnpicklingError):
             reason = "it holds Python objects, whose loading could run code; save torch.save(model.state_dict(), path)"
@@ -167,14 +170,6 @@ def _read_error(error: BaseException | None) -> str:
             return str(error).partition("\n")[0] or "out of memory"
         error = error.__cause__ or error.__context__
     return ""
-
-
-def unreadable(path: Path, reason: str) -> UserError:
-    """Return the error for a file or folder that may be whole, but cannot be read now."""
-    return UserError(
-        f"{path} cannot be read: {reason}. It may be whole, so no older checkpoint is taken in its place, and nothing "
-        "was changed; repair the access and start again, or name another file: --resume FILE"
-    )
 
 
 def step_of(path: Path) -> int:

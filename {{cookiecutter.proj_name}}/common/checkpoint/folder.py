@@ -16,7 +16,6 @@ from common.checkpoint.file import (
     link_file,
     read_checkpoint,
     step_of,
-    unreadable,
     write_checkpoint,
 )
 from common.distributed import Rank, from_main
@@ -44,14 +43,12 @@ class CheckpointFolder:
 
     Attributes:
         source: the checkpoint that the run continues from, which may lie elsewhere.
-        has_saved: whether this run has written one.
         after_write: functions to call with each file that was written, and its step, from the thread that writes.
     """
 
     def __init__(self, folder: Path, keep: int = 0) -> None:
         self.keep = keep
         self.source: Path | None = None
-        self.has_saved = False
         self.after_write: list[Callable[..., object]] = []
         self.folder = folder
         self.latest = folder / "latest.pt"
@@ -63,12 +60,13 @@ class CheckpointFolder:
         """Name the checkpoint to go back to, for messages."""
         if os.path.isfile(self.latest):  # which never raises
             return f"the last good checkpoint is {self.latest}"
-        if self.has_saved:
-            return "what this run has saved was moved or deleted"
-        return "there is no checkpoint yet"
+        return f"there is no {self.latest}"
 
     def files(self) -> list[Path]:
-        """Return the files that exist, `latest.pt` first and the newest numbered one last."""
+        """Return the files that exist, `latest.pt` first and the newest numbered one last.
+
+        Raises `OSError` if the folder cannot be read.
+        """
         try:
             names = os.listdir(self.folder)  # unlike glob, it fails if the folder cannot be read
         except (FileNotFoundError, NotADirectoryError):
@@ -87,7 +85,6 @@ class CheckpointFolder:
         if step is not None:
             paths.append(self.folder / f"step_{step:08d}.pt")
         write_checkpoint(state, *paths, previous=self.previous)
-        self.has_saved = True
         if step is not None and self.keep:
             numbered = [path for path in self.files() if _NUMBERED.fullmatch(path.name)]
             for path in numbered[: -self.keep]:
@@ -136,12 +133,9 @@ class CheckpointFolder:
 
         Raises:
             CheckpointError: there are files, and all are damaged.
-            UserError: the system cannot read a file or the folder: whether an older one should be used is unknown.
+            UserError: the system cannot read a file: whether an older one should be used is unknown.
         """
-        try:
-            paths = self.files()
-        except OSError as error:
-            raise unreadable(self.folder, str(error.strerror)) from error
+        paths = self.files()
         paths.sort(key=lambda path: (path == self.latest, step_of(path)), reverse=True)
         for path in paths:
             try:
