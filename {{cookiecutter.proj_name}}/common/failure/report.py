@@ -113,12 +113,6 @@ def describe(error: BaseException, rank: Rank) -> Failure:
         return Failure(rank.rank, rank.world_size, EXIT_USER_ERROR, with_notes(error))
     if isinstance(error, KeyboardInterrupt):
         return Failure(rank.rank, rank.world_size, EXIT_INTERRUPTED, "interrupted; exited immediately without saving")
-    code = EXIT_ERROR
-    title = _title(error)
-    if isinstance(error, SystemExit):
-        title = f"the program exited early, by sys.exit({error.code!r})"
-        if isinstance(error.code, int) and error.code:
-            code = error.code
     trace = "".join(traceback.format_exception(error)).rstrip()
     hint = ""
     during: list[str] = []
@@ -128,6 +122,7 @@ def describe(error: BaseException, rank: Rank) -> Failure:
             during.append(note)
         elif not hint:
             hint = note.removeprefix(HINT)
+    title = _title(error)
     is_timeout = re.search("(?<!DataLoader )timed? ?out", title, re.IGNORECASE) is not None
     may_follow = re.search(_CONSEQUENCE, title, re.IGNORECASE) is not None
     if not hint and is_timeout and not rank.is_single_process:
@@ -135,7 +130,7 @@ def describe(error: BaseException, rank: Rank) -> Failure:
     return Failure(
         rank.rank,
         rank.world_size,
-        code,
+        EXIT_ERROR,
         title,
         trace,
         _source(trace),
