@@ -5,7 +5,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
-from loguru import logger
 from torch import Tensor
 
 from common.base.parts import fill
@@ -18,9 +17,7 @@ from common.failure.program import TrainingError
 from common.optim.precision import Precision
 from common.progress import Position
 
-# Steps that fp16 skips in a row: a warning; the end of the run.
-_WARNED = 5
-_ENDED = 20
+_ENDED = 20  # steps that fp16 skips in a row, after which the run ends
 
 
 def are_finite(tensors: Sequence[Tensor]) -> bool:
@@ -92,13 +89,11 @@ class ScaledSteps:
 
     Attributes:
         skipped, steps: since the last log line.
-        total: skipped steps of this process.
     """
 
     def __init__(self, precision: Precision, saver: Saver) -> None:
         self.skipped = 0
         self.steps = 0
-        self.total = 0
         self._in_a_row = 0
         self._precision = precision
         self._saver = saver
@@ -110,14 +105,11 @@ class ScaledSteps:
             self._in_a_row = 0
             return
         self.skipped += 1
-        self.total += 1
         self._in_a_row += 1
         scale = self._precision.scale()
-        what = f"the gradients of the last {self._in_a_row} steps, to step {step}, are not finite in fp16"
         if self._in_a_row >= _ENDED or scale < 1:
+            what = f"the gradients of the last {self._in_a_row} steps, to step {step}, are not finite in fp16"
             raise not_finite(f"{what}, with a loss scale down to {scale:g}: they were skipped", self._saver)
-        if self._in_a_row == _WARNED:
-            logger.warning("{}: they were skipped, and the loss scale is {:g} now", what, scale)
 
     def read(self) -> tuple[int, int]:
         """Return how many steps were skipped, and of how many, since the last call."""

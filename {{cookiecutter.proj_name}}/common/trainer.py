@@ -337,8 +337,6 @@ class Trainer:
         """Save if needed and close the loaders. Returns how training ended."""
         if self.saver.saved_step != self.at.step:
             self.save()
-        if self.scaled.total:
-            logger.info("fp16: {} steps were skipped, since their gradients were not finite", self.scaled.total)
         self.saver.finish(lambda: self.progress.signal or self.stop_signals.signal)
         for data in self.built.data:
             data.close()
