@@ -7,7 +7,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))  # python -P and PYTHON
 
 from common import distributed
 from common.base.errors import UserError
-from common.base.files import output_file
 from common.base.parts import fill
 from common.base.text import label, number
 from common.build import build_evaluation, check_classes
@@ -102,8 +101,7 @@ def evaluate(config: EvalConfig, path: Path, folder: Path, rank: Rank) -> str:
     position = trained.position
     logger.info("{} of {}, epoch {epoch}, step {step}", config.split, shown(path), **position)
     about = {"checkpoint": str(path), "split": config.split, "step": position["step"], "epoch": position["epoch"]}
-    with output_file(folder):
-        evaluator.write(folder, result, **about)
+    evaluator.write(folder, result, **about)
     logger.info("the results are in {}", shown(folder))
     tables = {name: table(measured) for name, measured in result.sets.items()}
     return "\n".join(f"{name}:\n{text}" if name else text for name, text in tables.items())

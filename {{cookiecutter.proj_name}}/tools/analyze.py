@@ -15,7 +15,7 @@ from torch import nn
 from torch.utils.benchmark import Timer
 
 from common.base.errors import UserError, error_context
-from common.base.files import output_file, write_text
+from common.base.files import write_text
 from common.build import build_stream, build_task
 from common.distributed import has_streams
 from common.distributed.devices import set_up_process
@@ -154,8 +154,7 @@ def main(argv: list[str]) -> int:
     print("\nbatches; times are the median ± half the interquartile range")
     print_table(result["batches"])
     if options.json:
-        with output_file(options.json):
-            write_text(options.json, json.dumps(result, indent=1) + "\n")
+        write_text(options.json, json.dumps(result, indent=1) + "\n")
     return 0
 
 

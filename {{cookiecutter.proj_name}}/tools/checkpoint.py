@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from common.base.files import atomic_file, output_file
+from common.base.files import atomic_file
 from common.checkpoint.file import read_checkpoint, write_checkpoint
 from common.checkpoint.folder import best_in
 from common.checkpoint.weights import averaged_state_dict
@@ -74,11 +74,10 @@ def export(weights: Mapping[str, Any], path: Path) -> None:
             else:
                 print(f"not in {path}, which holds tensors only: {name}")
         data = save(tensors)
-        with output_file(path), atomic_file(path) as file:
+        with atomic_file(path) as file:
             file.write(data)
     else:
-        with output_file(path):
-            write_checkpoint(weights, path)
+        write_checkpoint(weights, path)
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from common.base.errors import UserError, error_context
-from common.base.files import output_file, write_text
+from common.base.files import write_text
 from common.base.text import plain
 from common.build import build_evaluation
 from common.config import option_value
@@ -217,8 +217,7 @@ def main(argv: list[str]) -> int:
     trained = load_trained(options.model_pt, settings)
     model, keys = read_model(trained)
     out = options.out or RunPaths.of_checkpoint(trained.path).root / "export" / FORMS[form]
-    with output_file(out.parent):
-        out.parent.mkdir(parents=True, exist_ok=True)
+    out.parent.mkdir(parents=True, exist_ok=True)
     about, kind = description(trained, model, keys, form), type(model.model).__name__
     with (
         error_context(lambda: f"in exporting {kind} to {form}; docs/tools/export.md says what a model may contain"),

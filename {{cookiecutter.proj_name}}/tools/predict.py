@@ -15,7 +15,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from common.base.errors import UserError, error_context
-from common.base.files import atomic_file, output_file, unused_path
+from common.base.files import atomic_file, unused_path
 from common.base.parts import fill, required
 from common.base.text import plain
 from common.config.arguments import fit_arguments
@@ -289,22 +289,21 @@ def main(argv: list[str]) -> int:
         raise UserError(f"--out {folder} has {target.name} already; name another folder, or delete that file")
     done = 0
     skipped: list[str] = []
-    with output_file(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-        with atomic_file(target) as file, tqdm(total=len(files), unit="file", disable=None) as bar:
-            for batch in predictor.run(files, pictures=options.pictures):
-                for row in batch.rows:
-                    line = json.dumps(plain(row), ensure_ascii=False)
-                    file.write(f"{line}\n".encode(errors="backslashreplace"))
-                    if len(files) <= _SHOWN:
-                        print(line)
-                for number, picture in enumerate(batch.pictures):
-                    stem = os.fsencode(Path(batch.rows[number]["file"]).stem)[:150]  # a name has 255 bytes
-                    name = f"{done + number:06}_{stem.decode(errors='ignore')}.png"
-                    drawing.save_png(folder / "pictures" / name, drawing.draw(picture))
-                done += len(batch.rows)
-                skipped += batch.unreadable
-                bar.update(len(batch.rows) + len(batch.unreadable))
+    folder.mkdir(parents=True, exist_ok=True)
+    with atomic_file(target) as file, tqdm(total=len(files), unit="file", disable=None) as bar:
+        for batch in predictor.run(files, pictures=options.pictures):
+            for row in batch.rows:
+                line = json.dumps(plain(row), ensure_ascii=False)
+                file.write(f"{line}\n".encode(errors="backslashreplace"))
+                if len(files) <= _SHOWN:
+                    print(line)
+            for number, picture in enumerate(batch.pictures):
+                stem = os.fsencode(Path(batch.rows[number]["file"]).stem)[:150]  # a name has 255 bytes
+                name = f"{done + number:06}_{stem.decode(errors='ignore')}.png"
+                drawing.save_png(folder / "pictures" / name, drawing.draw(picture))
+            done += len(batch.rows)
+            skipped += batch.unreadable
+            bar.update(len(batch.rows) + len(batch.unreadable))
     if skipped:
         logger.error("{} of {} files cannot be read: {}", len(skipped), len(files), join_names(skipped, _SHOWN))
     logger.info("{} predicted by {}: {}", done, shown_path(predictor.trained.path), shown_path(target))

@@ -10,8 +10,6 @@ from typing import BinaryIO
 
 from loguru import logger
 
-from common.base.errors import UserError
-
 PROJECT = Path(__file__).resolve().parents[2]
 """The root of the project: the folder of `common/` and `train.py`."""
 
@@ -40,15 +38,6 @@ def atomic_file(path: Path) -> Iterator[BinaryIO]:
         with suppress(OSError):
             temporary.unlink(missing_ok=True)
         raise
-
-
-@contextmanager
-def output_file(path: Path) -> Iterator[None]:
-    """Make an `OSError` of the block a `UserError`: for writing `path`, which the command line named."""
-    try:
-        yield
-    except OSError as error:
-        raise UserError(f"{path} cannot be written: {error}; choose another place") from error
 
 
 def unused_path(stem: Path, suffix: str = "") -> Path:

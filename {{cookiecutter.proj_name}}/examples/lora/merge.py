@@ -10,7 +10,6 @@ from pathlib import Path
 from peft import PeftModel
 
 from common.base.errors import UserError
-from common.base.files import output_file
 from common.failure.program import report_errors
 from cli.trained import load_trained
 
@@ -24,8 +23,7 @@ def main(argv: list[str]) -> int:
     model = load_trained(options.model_pt, ["--gpu_ids", "-1"]).task.model
     if not isinstance(model, PeftModel):
         raise UserError(f"{options.model_pt}: its model is a {type(model).__name__}, which has no adapters of peft")
-    with output_file(options.out):
-        model.merge_and_unload().save_pretrained(options.out)
+    model.merge_and_unload().save_pretrained(options.out)
     print(f"wrote {options.out}")
     return 0
 

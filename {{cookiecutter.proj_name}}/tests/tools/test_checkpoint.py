@@ -5,7 +5,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from common.base.errors import UserError
 from tests.conftest import Runs, load
 from tools import checkpoint as tool
 
@@ -31,8 +30,6 @@ def test_looking_into_a_checkpoint(runs: Runs, capsys: pytest.CaptureFixture[str
     exported = torch.load(tmp_path / "w.pt", weights_only=True)
     weight = load(path.parents[1])["model"]["head.2.weight"]
     assert torch.equal(exported["head.2.weight"], weight)
-    with pytest.raises(UserError, match=r"no/w.pt cannot be written: .*No such file or directory"):
-        tool.main([str(path), "--weights", str(tmp_path / "no" / "w.pt")])
     safetensors = pytest.importorskip("safetensors.torch", reason="safetensors is optional")
     assert tool.main([str(path), "--weights", str(tmp_path / "w.safetensors")]) == 0
     assert torch.equal(safetensors.load_file(tmp_path / "w.safetensors")["head.2.weight"], weight)

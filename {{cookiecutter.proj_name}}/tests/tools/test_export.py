@@ -34,13 +34,6 @@ def test_an_exported_program_is_the_model(run: Path) -> None:
     assert (about["step"], about["classes"]) == (state["position"]["step"], list("0123456789"))
 
 
-def test_a_folder_that_cannot_be_written(run: Path) -> None:
-    """One line with the remedy."""
-    (run / "file").touch()
-    with pytest.raises(UserError, match=r"file cannot be written: .*; choose another place"):
-        export.main(["--model_pt", str(run), "--to", "torch", "--out", str(run / "file" / "model.pt2")])
-
-
 def test_a_wrong_program_is_not_written(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is compared with the model before it gets its name."""
     monkeypatch.setattr(export, "read", lambda *_: lambda inputs: {"output": torch.zeros(len(inputs["image"]), 10)})
