@@ -51,17 +51,6 @@ def map_tensors(
     return copied
 
 
-def rows(values: Any, part: slice, size: int) -> Any:
-    """Some samples of a batch or an output of `size` samples: a part of whatever has one entry per sample."""
-    if isinstance(values, Mapping):
-        return {key: rows(value, part, size) for key, value in values.items()}
-    if isinstance(values, tuple):
-        return tuple(rows(value, part, size) for value in values)
-    if isinstance(values, list) and len(values) == size:
-        return values[part]
-    return map_tensors(values, lambda item: item[part] if item.ndim > 0 and len(item) == size else item)
-
-
 def map_leaves(
     value: Any,
     function: Callable[[Any, tuple[Any, ...]], Any],

@@ -9,7 +9,7 @@ import torch
 from loguru import logger
 from torch import Tensor
 
-from common.base.nested import map_tensors, rows
+from common.base.nested import map_tensors
 from common.base.text import label
 from common.config.problem import join_names
 from common.data.loader import EvaluationLoader
@@ -76,10 +76,14 @@ class FirstBatch:
         if any(tensor.ndim and len(tensor) != size for tensor in found):
             return
 
+        def some(values: Any, part: slice) -> Any:
+            """Cut the tensors that have one entry per sample."""
+            return map_tensors(values, lambda item: item[part] if item.ndim > 0 and len(item) == size else item)
+
         def losses_of(part: slice, seed: int = 0) -> dict[str, float]:
             set_seed(seed)  # for losses that draw numbers
             with self.trainer.strategy.precision.autocast():
-                values = task.losses(rows(output, part, size), rows(batch, part, size))
+                values = task.losses(some(output, part), some(batch, part))
             return to_floats([values])[0]
 
         whole = losses_of(slice(size))
@@ -90,7 +94,7 @@ class FirstBatch:
         total = 0
         for start in range(0, size, 2):
             part = slice(start, start + 2)
-            count = task.count(rows(loaded, part, size))
+            count = task.count(some(loaded, part))
             if count is None:
                 count = len(range(size)[part])
             if count:

@@ -2,14 +2,14 @@
 
 import math
 from collections import Counter
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from common.base.errors import UserError
 from common.base.files import warn_on_oserror
-from common.base.nested import map_tensors, rows
+from common.base.nested import map_tensors
 from common.distributed import Rank, gather_to_main
 from common.monitor.result import SplitResult
 from common.task import Task
@@ -59,6 +59,17 @@ class Gallery:
         for name, measured in result.sets.items():
             for number, picture in enumerate(measured.pictures):
                 save_png(folder / name / f"{number:02}.png", picture)
+
+
+def rows(values: Any, part: slice, size: int) -> Any:
+    """Some samples of a batch or an output of `size` samples: a part of whatever has one entry per sample."""
+    if isinstance(values, Mapping):
+        return {key: rows(value, part, size) for key, value in values.items()}
+    if isinstance(values, tuple):
+        return tuple(rows(value, part, size) for value in values)
+    if isinstance(values, list) and len(values) == size:
+        return values[part]
+    return map_tensors(values, lambda item: item[part] if item.ndim > 0 and len(item) == size else item)
 
 
 class _Candidate(NamedTuple):
