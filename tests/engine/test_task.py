@@ -125,6 +125,20 @@ class NoLoss(ClassificationTask):
         return super().losses(output, batch) if self.training else {}
 
 
+class Unseen(ClassificationTask):
+    """Shows something."""
+
+    def inspect(self, show: object) -> None:
+        raise NotImplementedError
+
+
+def test_inspect_needs_a_part(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is refused, not ignored, in a project without it."""
+    monkeypatch.setattr("common.base.parts.installed", list)
+    with pytest.raises(UserError, match="inspect of the task needs parts/inspect"):
+        runs.train(*of(f"{HERE}.Unseen"))
+
+
 def test_no_loss_in_validation(runs: Runs) -> None:
     assert runs.fail(*of(f"{HERE}.NoLoss")) == 2
     assert "best.metric is loss, but the task gives no loss in validation" in log(runs.root / "run")

@@ -78,6 +78,8 @@ def build_task(
         loss=LossFactory(config.loss),
         metric=MetricFactory(config.metric),
     )
+    if hasattr(task, "inspect"):
+        required("inspect", "around", "inspect of the task")
     check_names(task)
     check_no_lazy(task)
     check_patterns(task, config.prepare)

@@ -21,7 +21,6 @@ from common.distributed import Rank, max_over_ranks
 from common.distributed.seed import mix, random_state_unchanged, set_seed
 from common.evaluation.loss import Losses, LossSums
 from common.monitor.result import SetResult, SplitResult
-from common.monitor.writer import Show
 from common.optim.precision import Precision
 from common.task import Task
 
@@ -160,11 +159,6 @@ class Evaluator:
                 elif self.lockstep_forward:
                     self.measure(batch)
             return seen.metrics.compute()
-
-    def inspect(self, show: Show) -> None:
-        """Let the task show what it wants to. Every process must call this."""
-        with self.evaluating():
-            self.task(self.task.inspect, show)
 
     def write(self, folder: Path, result: SplitResult, **about: Any) -> None:
         """Write `metrics.json` (full precision), and the pictures."""

@@ -16,7 +16,6 @@ from common.evaluation.metric import MetricFactory
 from common.model import fixed
 from common.model.strategy import ModelHolder
 from common.monitor.result import Picture
-from common.monitor.writer import Show
 from common.optim.groups import Group
 from common.optim.precision import Precision
 from common.progress import TaskPosition
@@ -102,9 +101,6 @@ class Task(ModelHolder, ABC):
     def count(self, batch: Any) -> int | None:
         """Count the items that the losses of a loaded batch average over: words, boxes, pixels. None: samples."""
         return None
-
-    def inspect(self, show: Show) -> None:
-        """Called at every log line, without gradients: log numbers, texts and pictures with `show`."""
 
     def after_step(self) -> None:
         """Called after every step that changed the weights, such as to update a teacher or a queue."""

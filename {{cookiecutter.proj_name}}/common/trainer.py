@@ -27,7 +27,6 @@ from common.failure.signals import StopSignals, exit_code
 from common.finite import ScaledSteps, are_finite, bad_loss, not_finite, step_check
 from common.model import Strategy, check_trained, prepare
 from common.monitor.result import SplitResult
-from common.monitor.writer import Show
 from common.optim import build_optimizer
 from common.optim.average import Average
 from common.optim.schedule import Schedule
@@ -243,8 +242,6 @@ class Trainer:
         norm = self.optimizer_step.norm()
         skipped = self.scaled.read()
         self.monitor.train(self.at, self.optimizer, norm, metrics, skipped)
-        if type(self.task).inspect is not Task.inspect:
-            self.evaluator.inspect(Show(self.monitor.recorder, self.at.step))
 
     def check_losses(self) -> None:
         """Raise an error if a loss or a gradient of this process was NaN or infinite; this ends all.

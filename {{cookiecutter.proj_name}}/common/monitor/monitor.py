@@ -190,11 +190,11 @@ class Monitor:
         _log.info("{}", line)
         if skipped[0]:
             others["skipped"] = skipped[0]
-        self._record("train", at, losses.raw | others | rates)
-        self._record("speed", at, speed)
+        self.record("train", at, losses.raw | others | rates)
+        self.record("speed", at, speed)
         self.reset_timer()
 
-    def _record(
+    def record(
         self,
         event: str,
         at: Position,
@@ -226,7 +226,7 @@ class Monitor:
             values = drop_duplicate_loss(measured.values)
             line = evaluation_line(label(split, name), where, values, measured.samples, best=decides)
             _log.info("{}", line)
-        self._record(split, at, result.values, samples=result.samples)
+        self.record(split, at, result.values, samples=result.samples)
         if best:
             self.recorder.write("scalars", "best", at.step, drop_duplicate_loss(result.values))
 

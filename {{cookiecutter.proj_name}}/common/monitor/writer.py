@@ -11,11 +11,9 @@ from typing import Any
 
 import numpy as np
 from loguru import logger
-from numpy.typing import ArrayLike, NDArray
-from torch import Tensor
+from numpy.typing import NDArray
 
 from common.base.files import Appender, atomic_file
-from common.base.parts import required
 from common.base.text import plain
 from common.config.registry import WRITER_REGISTRY
 
@@ -168,33 +166,6 @@ class NullRecorder:
 
     def __getattr__(self, name: str) -> Callable[..., None]:
         return lambda *_, **__: None
-
-
-class Show:
-    """Writes to the log, to metrics.jsonl and with the writers, under `task/`. On ranks above 0, it does nothing."""
-
-    def __init__(self, recorder: Recorder | NullRecorder, step: int) -> None:
-        self._recorder = recorder
-        self._step = step
-
-    def scalars(self, values: Mapping[str, float | Tensor]) -> None:
-        """Numbers by name, for metrics.jsonl and curves. Reading a tensor waits for its device."""
-        numbers = {}
-        for name, value in values.items():
-            numbers[name] = float(value)
-        self._recorder.record("task", step=self._step, values=numbers)
-        self._recorder.write("scalars", "task", self._step, numbers)
-
-    def text(self, name: str, text: str) -> None:
-        """Show a text of any length in the log and the writers."""
-        if isinstance(self._recorder, Recorder):
-            logger.info("{}:\n{}", name, text)
-        self._recorder.write("text", self._step, f"task/{name}", text)
-
-    def image(self, name: str, image: ArrayLike) -> None:
-        """Show a picture (H, W), (H, W, 1) or (H, W, 3), floats from 0 to 1 or integers to 255, in the writers."""
-        pixels = required("pictures", "draw", "Show.image").to_rgb(image)
-        self._recorder.write("image", self._step, f"task/{name}", pixels)
 
 
 def drop_duplicate_loss(values: Mapping[str, float]) -> dict[str, float]:

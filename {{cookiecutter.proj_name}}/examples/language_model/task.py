@@ -7,10 +7,10 @@ from torch.nn import functional as F
 from common.base.errors import UserError
 from common.evaluation.loss import LossFactory
 from common.evaluation.metric import MetricFactory
-from common.monitor.writer import Show
 from common.task import Task
 from examples.language_model.data import PADDING, decode, encode
 from examples.language_model.model import GPT
+from parts.inspect.show import Show
 
 
 class LanguageModelTask(Task):

@@ -13,7 +13,6 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from common.distributed import Rank
-from common.monitor.writer import Show
 from common.task import Picture, Task
 from parts.pictures.draw import draw
 from parts.pictures.gallery import Selection
@@ -119,9 +118,6 @@ class Noted(Ranked):
         self.texts += [picture.text for picture in pictures]
         return pictures
 
-    def inspect(self, show: Show) -> None:
-        show.image("noise", torch.rand(8, 8).numpy())
-
 
 class Named(Digits):
     """Three digits, each with a name."""
@@ -137,7 +133,7 @@ class Named(Digits):
 
 
 def test_validation_shows_every_class(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same samples each time, with name and class; `show.image` has a group of its own."""
+    """The same samples each time, with name and class."""
     texts: list[str] = []
     monkeypatch.setattr(Noted, "texts", texts, raising=False)
     data = [word for split in ("train", "val") for word in (f"--dataset.{split}", f"{{type: {HERE}.Named}}")]
@@ -155,7 +151,7 @@ def test_validation_shows_every_class(runs: Runs, monkeypatch: pytest.MonkeyPatc
     assert names[:5] == names[5:] == [f"a digit with a long name/{number}" for number in (0, 1, 2, 0, 1)]
     assert all(text.startswith(name[-1]) and text.endswith("%)") for text, name in validations)
     board = EventAccumulator(str(folder / "event")).Reload().Tags()
-    assert set(board["images"]) == {"view/val", "task/noise"}
+    assert set(board["images"]) == {"view/val"}
 
 
 SETS = "{$REPLACE: true, clean: {type: tests.samples.Digits}, moved: {type: tests.samples.Digits, shift: 1}}"
