@@ -87,7 +87,7 @@ class _ConnectedMonitor(FailureMonitor):
     def __init__(
         self,
         rank: Rank,
-        connection: Connection | None,
+        connection: Connection,
         main_if_killed: Failure,
         hub: "_Hub | None",
     ) -> None:
@@ -114,8 +114,6 @@ class _ConnectedMonitor(FailureMonitor):
 
     def _listen(self) -> None:
         """Wait for the first failure of the run, and end this process."""
-        if self._connection is None:
-            return
         try:
             message = self._connection.recv()
             while message == _WHERE:
@@ -243,14 +241,9 @@ def connect(rank: Rank) -> FailureMonitor:
         hub = _Hub(server, key, rank.world_size)
         offer = (if_killed, server.getsockname()[1], key)
     main_if_killed, port, key = from_main(offer, rank)
-    connection = None
-    try:
-        connection = _close_in_workers(Client((address, port)))
-        connection.send_bytes(key)
-        connection.send(if_killed)
-    except OSError as error:
-        text = "{} cannot reach rank 0 at {}:{} ({}), so it will notice failures of other ranks late"
-        logger.warning(text, rank, address, port, error)
+    connection = _close_in_workers(Client((address, port)))
+    connection.send_bytes(key)
+    connection.send(if_killed)
     return _ConnectedMonitor(rank, connection, main_if_killed, hub)
 
 
@@ -276,11 +269,10 @@ def end(code: int) -> NoReturn:
     os._exit(code)
 
 
-def _send(connection: Connection | None, message: Failure | str | None) -> None:
+def _send(connection: Connection, message: Failure | str | None) -> None:
     """Send a message; does nothing if the other side has closed."""
-    if connection is not None:
-        with suppress(OSError):
-            connection.send(message)
+    with suppress(OSError):
+        connection.send(message)
 
 
 def _close_in_workers(connection: Connection) -> Connection:
