@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -15,7 +14,6 @@ import pytest
 import torch
 
 from common.config.registry import DATASET_REGISTRY
-import train
 from tests.conftest import CONFIG, ENVIRONMENT, PROJECT, Runs, load, metrics, run, same
 from tests.test_train import Evaluated
 from custom.datasets.digits_dataset import DigitsDataset
@@ -188,15 +186,6 @@ def test_ctrl_c_twice(runs: Runs, pause: float, saved: bool) -> None:
     words = ["--loss", f"{{$REPLACE: true, ce: {{type: engine.test_train.Interrupted, pause: {pause}}}}}"]
     assert runs.fail(*words, "--progress.epoch_val", "-1", "--best.metric", "ce") == 130
     assert (runs.root / "run" / "checkpoints" / "latest.pt").is_file() is saved
-
-
-def test_training_in_a_thread(runs: Runs) -> None:
-    """Signals reach the main thread only; where that is not ours, training does without them."""
-    codes: list[int] = []
-    thread = threading.Thread(target=lambda: codes.append(train.main(runs.words("--progress.epoch", "1"))))
-    thread.start()
-    thread.join()
-    assert codes == [0]
 
 
 @pytest.mark.slow

@@ -13,7 +13,7 @@ from common.base.process import die_with_parent, raise_file_limit
 from common.distributed import DistConfig, Rank
 from common.failure.hub import connect, end, print_failure
 from common.failure.report import describe, report_to_torchrun
-from common.failure.signals import catch_early_signals, is_main_thread
+from common.failure.signals import catch_early_signals
 
 _joined = False  # whether this process was one of several
 
@@ -58,7 +58,7 @@ def distributed_run(
 def report_errors() -> Iterator[None]:
     """Print the reason for an error, and exit with a nonzero code. From here on, Ctrl-C raises KeyboardInterrupt."""
     raise_file_limit()
-    if callable(signal.getsignal(signal.SIGINT)) and is_main_thread():
+    if callable(signal.getsignal(signal.SIGINT)):
         signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         yield

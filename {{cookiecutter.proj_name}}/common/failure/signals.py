@@ -25,9 +25,8 @@ _early: list[int] = []  # signals that arrived before the loop started
 
 def catch_early_signals() -> None:
     """Hold a requeue signal until the loop starts; by default it would kill a process that is still starting."""
-    if is_main_thread():
-        for number in _REQUEUE_SIGNALS:
-            signal.signal(number, lambda number, frame: _early.append(number))
+    for number in _REQUEUE_SIGNALS:
+        signal.signal(number, lambda number, frame: _early.append(number))
 
 
 def exit_code(number: int) -> int:
@@ -71,16 +70,12 @@ class StopSignals:
         """Catch signals while training; afterwards the previous handlers are restored.
 
         Under a launcher ours stay: it forwards the signals of its group, so a second one may arrive during shutdown.
-        Outside the main thread, which alone receives signals, none are caught.
         """
         before = {}
-        if is_main_thread():
-            for number in _STOP_SIGNALS:
-                # Under nohup, a lost terminal does not stop the run.
-                if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:
-                    before[number] = signal.signal(number, self._note)
-        else:
-            logger.warning("training runs in a thread, which gets no signals: Ctrl-C and SIGTERM will not save first")
+        for number in _STOP_SIGNALS:
+            # Under nohup, a lost terminal does not stop the run.
+            if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:
+                before[number] = signal.signal(number, self._note)
         self.signal = self.signal or max(_early, default=0)
         _early.clear()
         try:
@@ -138,8 +133,3 @@ class StopSignals:
             self._exchange = LaterMax([self.signal, wants_save, interval], self.rank)
             self._exchanged_at = now
         return decision
-
-
-def is_main_thread() -> bool:
-    """Return whether this is the main thread, the only one that receives signals and may set their handlers."""
-    return threading.current_thread() is threading.main_thread()
