@@ -41,8 +41,6 @@ class GitState:
 
     def __str__(self) -> str:
         if self.commit is None:
-            if "not a git" in self.note:
-                return "no git repository (git init creates one)"
             return f"unknown ({self.note})"
         text = f"{self.commit[:12]} on {self.branch}"
         if self.dirty:
