@@ -124,15 +124,8 @@ class Ema(Average):
         self._steps, self._updates = state["steps"], state["updates"]
 
     def _weights(self, model: nn.Module) -> list[Tensor]:
-        """Return the model's tensors in the order of `_parts`.
-
-        Looked up each time, since a module may replace a buffer. One that changed its shape has no average any more.
-        """
+        """Return the model's tensors in the order of `_parts`; looked up, since a module may replace a buffer."""
         state = model.state_dict()
-        for name, average in tuple(self._shadow.items()):
-            if name not in state or state[name].shape != average.shape:
-                del self._shadow[name]
-                self._parts[:] = [local(tensor) for tensor in self._shadow.values()]
         return [local(state[name]) for name in self._shadow]
 
 
