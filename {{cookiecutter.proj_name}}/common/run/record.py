@@ -47,15 +47,6 @@ class GitState:
             text += " + uncommitted changes"
         return text
 
-    def patch(self) -> str:
-        """Text of `git.diff`: comment lines, then a patch for `git apply`, from the commit to the code that ran."""
-        text = f"# git: {self}\n"
-        for name in self.untracked:
-            text += f"# not tracked, so not in here: {name}\n"
-        if self.note:
-            text += f"# {self.note}\n"
-        return text + self.diff
-
 
 def git_state(project: Path) -> GitState:
     """Return the git state of the folder `project`. Never fails."""
@@ -183,7 +174,10 @@ def describe_start(
     seed: int,
     rank: Rank,
 ) -> tuple[dict[str, Any], str]:
-    """Return one attempt's entry in `run.json`, of plain values only, and the text of its `git.diff`."""
+    """Return one attempt's entry in `run.json`, of plain values only, and the text of its `git.diff`.
+
+    That is a comment line, then a patch for `git apply`, from the commit to the code that ran.
+    """
     version = None
     file = project / "common" / "VERSION"
     if file.is_file():
@@ -211,7 +205,7 @@ def describe_start(
         "machine": machine(rank.device),
         "environment": repeated | result_variables(),
     }
-    return attempt, git.patch()
+    return attempt, f"# git: {git}\n{git.diff}"
 
 
 def read_attempts(folder: RunPaths) -> list[dict[str, Any]]:
