@@ -91,7 +91,7 @@ class Trainer:
         self.classes = None
         self.best = BestTracker(config.best, config.early_stop, config.best_mode)
         lengths = (self.total_steps, steps_per_epoch)
-        self.stage = fill("stages", "stages", WholeRun(config, *lengths), config, *lengths)
+        self.stage = fill("stages", "stages", WholeRun(config, *lengths), config, *lengths, self.task)
 
         settings = self.stage.config.prepare
         self.strategy = prepare(self.task, settings, config.dist, built.precision, self.rank)
@@ -152,7 +152,6 @@ class Trainer:
         self.task.zero_grad()
         self.move_to(self.at)
         self.task.loss.set_weights(config.loss)
-        self.strategy.freeze(config.prepare.freeze)
         self.parameters = [p for p in self.task.parameters() if p.requires_grad]
         groups = self.task.groups()
         self.optimizer = build_optimizer(config.optim, self.task, groups)

@@ -1,6 +1,6 @@
 """Parts of a model that are not trained."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from types import MethodType
 from typing import TypeVar
 
@@ -21,11 +21,8 @@ def fixed(module: M) -> M:
     return module
 
 
-def freeze(
-    model: nn.Module,
-    patterns: Sequence[str],
-) -> Callable[[], None]:
-    """Freeze the parameters that any of `patterns` matches, and log their names. Returns a function that undoes it.
+def freeze(model: nn.Module, patterns: Sequence[str]) -> None:
+    """Freeze the parameters that any of `patterns` matches, and log their names.
 
     A fully frozen batch norm (any layer with running statistics) stays in evaluation mode: otherwise its
     statistics would change with every batch, and with them the frozen part.
@@ -36,10 +33,9 @@ def freeze(
     parameters = dict(model.named_parameters(remove_duplicate=False))
     chosen = match_names(patterns, list(parameters), "prepare.freeze")
     frozen = {parameters[name] for name in chosen}
-    trained = [parameter for parameter in frozen if parameter.requires_grad]
-    for parameter in trained:
+    for parameter in frozen:
         parameter.requires_grad_(False)
-    norms = []
+    norms = 0
     modules = dict(model.named_modules())
     for name, module in modules.items():
         if not isinstance(module, _NormBase) or "train" in vars(module):
@@ -49,19 +45,10 @@ def freeze(
             inside = set(modules[name.rpartition(".")[0]].parameters())
         if inside and inside <= frozen:
             _keep_in_evaluation(module)
-            norms.append(module)
+            norms += 1
     if chosen:
-        counts = f"{len(chosen)} of {len(parameters)} parameters, {len(norms)} norms in evaluation mode"
+        counts = f"{len(chosen)} of {len(parameters)} parameters, {norms} norms in evaluation mode"
         logger.info("frozen: {}: {}", counts, join_names(chosen))
-
-    def unfreeze() -> None:
-        for parameter in trained:
-            parameter.requires_grad_(True)
-        for norm in norms:
-            del norm.train
-            norm.train()
-
-    return unfreeze
 
 
 def parameter_names(model: nn.Module) -> list[str]:

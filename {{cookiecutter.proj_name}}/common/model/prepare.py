@@ -84,7 +84,7 @@ def prepare(
     if config.channels_last:
         # A convolution with such a weight also gives its input and output this order.
         task.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # absent from the stubs
-    unfreeze = freeze(task, config.freeze)  # before DDP, which waits for a gradient of all that can have one
+    freeze(task, config.freeze)  # before DDP, which waits for a gradient of all that can have one
     recomputed, compiled, blocks = check_patterns(task, config)
     for module in recomputed.values():
         recompute_in_backward(module)
@@ -109,7 +109,6 @@ def prepare(
         strategy = Strategy(task.to(rank.device), precision)
     else:
         strategy = Replicated(task.to(rank.device), precision, dist)
-    strategy.frozen = config.freeze, unfreeze
     if config.channels_last:
         strategy.about += ", channels last"
     if config.compile.enabled:

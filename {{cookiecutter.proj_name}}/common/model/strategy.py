@@ -13,7 +13,7 @@ from common.config.problem import join_names
 from common.distributed import DistConfig, Rank, gather_objects, own_buffers
 from common.distributed.buffers import buffers_unchanged
 from common.distributed.seed import random_state_unchanged
-from common.model.freeze import freeze, without_gradient
+from common.model.freeze import without_gradient
 from common.optim.precision import Precision
 
 _NOTHING = nullcontext()
@@ -69,7 +69,6 @@ class Strategy:
         about: how it was prepared, in a few words for the log and the checkpoint.
         task: without wrappers, so names have no prefix.
         precision: of the forward pass.
-        frozen: the patterns of frozen parameters, and a function that unfreezes these.
         lockstep_forward: whether each forward pass needs all processes, so that all must make the same number of them.
         copy_gradients: whether the next backward pass overwrites their memory, as CUDA graphs do.
     """
@@ -86,14 +85,6 @@ class Strategy:
         self.about = about
         self.task = task
         self.precision = precision
-        self.frozen: tuple[Sequence[str], Callable[[], None]] = [], lambda: None
-
-    def freeze(self, patterns: Sequence[str]) -> None:
-        """Freeze the parameters that match any of `patterns`, and unfreeze those frozen before."""
-        before, unfreeze = self.frozen
-        if patterns != before:
-            unfreeze()
-            self.frozen = patterns, freeze(self.task, patterns)
 
     def wrap(self, trained: Sequence[nn.Parameter]) -> nn.Module:
         """Return the module to call in an update of these parameters. Every process must call this."""

@@ -18,6 +18,7 @@ from common.config.layers import merge
 from common.config.resolve import checked
 from common.config.source import node_of
 from common.evaluation.loss import measured_losses
+from common.model.freeze import freeze
 from common.model.prepare import check_patterns
 from common.optim import OptimConfig
 from common.optim.groups import needs_closure
@@ -126,13 +127,16 @@ def _wrong_end(config: Any, until: int | float | str | None, *, is_last: bool) -
 class Stages(WholeRun):
     """The stage that a run is in: the seat `stage` of a run with several.
 
+    Args:
+        task: not prepared yet: what is frozen in it stays frozen in all stages.
+
     Raises:
         UserError: a stage ends before it begins, or after the run.
     """
 
     changes = True
 
-    def __init__(self, config: Any, total_steps: int | None, steps_per_epoch: int | None) -> None:
+    def __init__(self, config: Any, total_steps: int | None, steps_per_epoch: int | None, task: Task) -> None:
         super().__init__(config, total_steps, steps_per_epoch)
         self._run = config
         self._ends: list[int | None] = []
@@ -146,6 +150,9 @@ class Stages(WholeRun):
             self._ends.append(end)
             start = end or start
         self._enter(0, 0)
+        self._trained = [parameter for parameter in task.parameters() if parameter.requires_grad]
+        self._fixed = {name for name, module in task.named_modules() if "train" in vars(module)}
+        self._frozen = self.config.prepare.freeze  # by `prepare`
 
     def __str__(self) -> str:
         return f"stage {self.number + 1} of {len(self._ends)}"
@@ -156,6 +163,7 @@ class Stages(WholeRun):
         if not self.advance(trainer.at):
             return
         before = trainer.optimizer
+        self._freeze(trainer.task)
         trainer.change_stage()
         take_over(trainer.optimizer, before)
         news = [str(change) for change in changes(settings, to_jsonable_python(self.config))]
@@ -201,6 +209,7 @@ class Stages(WholeRun):
         """Continue in the stage of a checkpoint; one without stages was in the first."""
         if "stages" in state:
             self.load_state_dict(state["stages"])
+            self._freeze(trainer.task)
             trainer.change_stage()
 
     def state_dict(self) -> dict[str, Any]:
@@ -213,6 +222,20 @@ class Stages(WholeRun):
             raise UserError(f"the checkpoint is in stage {state['number'] + 1}, but there are only {len(self._ends)}")
         self._enter(state["number"], state["start"])
         self._plateau.state = dict(state["plateau"])
+
+    def _freeze(self, task: Task) -> None:
+        """Freeze what this stage does not train, and nothing else."""
+        patterns = self.config.prepare.freeze
+        if patterns == self._frozen:
+            return
+        for parameter in self._trained:
+            parameter.requires_grad_(True)
+        for name, module in task.named_modules():
+            if "train" in vars(module) and name not in self._fixed:
+                del module.train
+                module.train()
+        freeze(task, patterns)
+        self._frozen = patterns
 
     def _enter(self, number: int, start: int) -> None:
         self.number = number
@@ -261,7 +284,8 @@ def check_stages(config: Any, task: Task) -> None:
                 raise UserError("every parameter is frozen, so there is nothing to train")
 
 
-def build(config: Any, total_steps: int | None, steps_per_epoch: int | None) -> WholeRun:
+def build(config: Any, total_steps: int | None, steps_per_epoch: int | None, task: Task) -> WholeRun:
     """Fill the seat `stage` of a run."""
-    kind: type[WholeRun] = Stages if config.stages else WholeRun
-    return kind(config, total_steps, steps_per_epoch)
+    if config.stages:
+        return Stages(config, total_steps, steps_per_epoch, task)
+    return WholeRun(config, total_steps, steps_per_epoch)
