@@ -7,11 +7,11 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from functools import cache
 from itertools import pairwise
-from typing import Any, Literal, get_args, get_origin
+from typing import Any
 
 from common.config import ABSENT, dump
 from common.config.problem import join, origin_of
-from common.config.schema import Key, members, section_of, walk
+from common.config.schema import Key, section_of, walk
 
 WIDTH = 120
 _COLUMN = 36  # where comments begin
@@ -55,9 +55,6 @@ def help_text(schema: type, prog: str, default: str) -> str:
         value = "(required)"
         if key.default is not ABSENT:
             value = dump(key.default, flow=True)
-        choices = _choices(key.annotation)
-        if choices:
-            meaning += f" ({' | '.join(choices)})"
         lines += with_comment(f"  --{dotted}  {value}", meaning)
     return "\n".join(lines)
 
@@ -83,17 +80,6 @@ def meanings(schema: type) -> dict[str, str]:
                     case ast.AnnAssign(ast.Name(name)), ast.Expr(ast.Constant(str(text))):
                         found[name] = text.strip()
     return found
-
-
-def _choices(annotation: Any) -> list[str]:
-    """Return the choices of a field that accepts only fixed words (or null); [] for other fields."""
-    choices: list[str] = []
-    for member in members(annotation):
-        if get_origin(member) is Literal:
-            choices += map(str, get_args(member))
-        elif member is not type(None):
-            return []
-    return choices
 
 
 def yaml_rows(values: Mapping[str, Any], above: str = "", indent: str = "") -> Iterator[tuple[str, str, bool]]:

@@ -45,10 +45,6 @@ def check_arguments(
     for name, parameter in named.items():
         if parameter.default is parameter.empty and name not in given and name not in provided:
             yield Problem(f"{key}.{name}", ABSENT, f"is required by {label}")
-    for name in provided:
-        if name not in named and not takes_any:
-            rule = f"{label} must accept the argument {name}, which the engine passes"
-            yield Problem(key, ABSENT, rule, f"add {name} to its parameters")
 
 
 def fit_arguments(target: Callable[..., Any], given: Mapping[str, Any]) -> dict[str, Any]:

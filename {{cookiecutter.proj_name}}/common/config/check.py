@@ -4,7 +4,7 @@ The default stands in for a wrong value, so that all further rules can still run
 """
 
 import json
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -16,7 +16,6 @@ from common.config.problem import ABSENT, Problem, is_within, join, problems_of
 from common.config.schema import (
     adapter_of,
     child,
-    has_section,
     items_of,
     keys_of,
     own_checks,
@@ -64,12 +63,8 @@ class Checker:
                 self.problems.append(Problem(place, ABSENT, "is required"))
         if not made.keys() >= set(required):
             return ABSENT
-        return self._ruled(lambda: schema(**made), key)
-
-    def _ruled(self, make: Callable[[], Any], key: str) -> Any:
-        """Return the section that `make` makes, after its own rules were asked; ABSENT if it cannot be made."""
         try:
-            section = make()
+            section = schema(**made)
             if hasattr(section, "problems"):
                 self._add([replace(problem, key=join(key, problem.key)) for problem in section.problems()])
         except ValueError as error:  # `__post_init__`, or a rule about a wrong value
@@ -99,8 +94,6 @@ class Checker:
             self.problems.extend(problems_of(key, value, error))
             return ABSENT
         self._add(checks(annotation, value, key))
-        if made is None:  # one of several sections
-            return self._ruled(lambda: found, key)
         return found
 
     def _items(self, annotation: Any, value: Any, key: str) -> Any:
@@ -108,7 +101,7 @@ class Checker:
         made = {}
         for part, inner in items_of(value):
             item = child(annotation, part)
-            if not has_section(item):
+            if section_of(item) is None:
                 return None
             made[part] = self._value(item, adapter_of(item), inner, join(key, part))
         if ABSENT in made.values():

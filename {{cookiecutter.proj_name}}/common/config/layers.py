@@ -16,22 +16,8 @@ from common.config.schema import child, keys_of, metadata, section_of
 from common.config.source import Node, node_of, read_file
 
 
-def flatten(
-    path: Path,
-    origin: str | None = None,
-    trail: tuple[Path, ...] = (),
-    known: dict[Path, dict[Path, Node]] | None = None,
-) -> dict[Path, Node]:
-    """Read a file and all its bases, each once, every base before the files built on it.
-
-    Args:
-        trail: the files that led here.
-        known: what was returned for other files.
-    """
-    if known is None:
-        known = {}
-    if path in known:
-        return known[path]
+def flatten(path: Path, origin: str | None = None, trail: tuple[Path, ...] = ()) -> dict[Path, Node]:
+    """Read a file and all its bases; every base comes before the files built on it. `trail`: the files that led here."""
     if path in trail:
         loop = " -> ".join(map(shown_path, (*trail, path)))
         raise ConfigError([Problem("$BASE", ABSENT, "the files have a circular $BASE", loop, origin)])
@@ -46,12 +32,9 @@ def flatten(
     done: dict[Path, Node] = {}
     for number, base in enumerate(bases):
         place = origin_of(join("$BASE", number), reader.origins)
-        if not isinstance(base, str):
-            raise ConfigError([Problem("$BASE", base, "must be a file, or a list of files", origin=place)])
-        target = find_file("$BASE", base, path.parent, place)
-        done |= flatten(target, place, (*trail, path), known)
+        target = find_file("$BASE", str(base), path.parent, place)
+        done |= flatten(target, place, (*trail, path))
     done[path] = body
-    known[path] = done
     return done
 
 

@@ -64,11 +64,9 @@ def adapter_of(annotation: Any) -> TypeAdapter[Any]:
 
 
 def bare(annotation: Any) -> Any:
-    """Return the type below `Annotated` and type aliases."""
+    """Return the type below `Annotated`."""
     if get_origin(annotation) is Annotated:
-        return bare(get_args(annotation)[0])
-    if hasattr(annotation, "__value__"):
-        return bare(annotation.__value__)
+        return get_args(annotation)[0]
     return annotation
 
 
@@ -89,17 +87,12 @@ def members(annotation: Any) -> list[Any]:
 
 
 def section_of(annotation: Any) -> type | None:
-    """Return the section class among the alternatives of a type, if there is exactly one."""
-    sections: list[Any] = [member for member in members(annotation) if dataclasses.is_dataclass(member)]
-    if len(sections) != 1:
-        return None
-    section: type = sections[0]
-    return section
-
-
-def has_section(annotation: Any) -> bool:
-    """Return whether a section is among the alternatives of a type."""
-    return any(map(dataclasses.is_dataclass, members(annotation)))
+    """Return the section class among the alternatives of a type; None if there is none."""
+    for member in members(annotation):
+        if dataclasses.is_dataclass(member):
+            section: type = member
+            return section
+    return None
 
 
 def child(annotation: Any, part: str | int) -> Any:

@@ -189,13 +189,7 @@ def _text(dumper: yaml.SafeDumper, text: str) -> yaml.Node:
     return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
 
 
-def _list(dumper: yaml.SafeDumper, items: list[Any]) -> yaml.Node:
-    is_nested = any(isinstance(item, (dict, list)) for item in items)
-    return dumper.represent_sequence("tag:yaml.org,2002:seq", items, flow_style=not is_nested or None)
-
-
 _Dumper.add_representer(str, _text)
-_Dumper.add_representer(list, _list)
 
 
 def dump(values: Any, flow: bool = False) -> str:
