@@ -13,14 +13,16 @@ from common.monitor.log import setup_log
 from common.run.paths import PROJECT
 from common.run_context import managed_run
 from common.trainer import Trainer
-from cli.program import entered, train_config
+from cli.command_line import parse
+from cli.program import entered, with_config_of_run
 from cli.summary import log_end, log_start
+from custom.config import Config
 
 
 def main(argv: list[str]) -> int:
     """Load the config, enter the run, build, restore, train. Returns the exit code."""
     setup_log()
-    resolved = train_config(argv)
+    resolved = parse(Config, with_config_of_run(argv))
     config, command = resolved.config, [__file__, *argv]
     code = distributed.spawn(config.gpu_ids, config.dist, command)
     if code is not None:  # this process only started the ones that train

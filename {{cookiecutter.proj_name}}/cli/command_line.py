@@ -43,10 +43,9 @@ def parse(
     if files in ([None], [""]):
         hint = f"{prog} --config configs/default.yaml; {prog} --help shows every key"
         raise ConfigError([Problem("--config", ABSENT, "needs a file", hint)])
-    overlay = None
     if "--debug" in options:
-        overlay = PROJECT / "configs" / "debug.yaml"
-    resolved = resolve(schema, files, argv, overlay=overlay, stored=stored, origin=origin)
+        files.append(PROJECT / "configs" / "debug.yaml")
+    resolved = resolve(schema, files, argv, stored=stored, origin=origin)
     if "--print-config" in options:
         _print_and_stop(with_origins(resolved.values, resolved.origins))
     return resolved

@@ -11,12 +11,11 @@ from pathlib import Path
 from typing import Any, Literal, NoReturn
 
 from common.base.files import PROJECT
-from common.config import Resolved, option_value, section
+from common.config import option_value, resolve, section
 from common.distributed import is_launched
 from common.failure.program import exit_process, report_errors
 from common.run.paths import RunPaths
 from common.run.record import read_attempts
-from cli.command_line import parse
 from custom.config import Config
 
 
@@ -49,27 +48,23 @@ def entered(name: str, *arguments: Any) -> AbstractContextManager[Any]:
     return stack
 
 
-def train_config(argv: Sequence[str], *, prog: str = "train.py", default: Path | None = None) -> Resolved[Config]:
-    """Read the config as train.py does, see `parse`: `--resume RUN` alone takes that of the run.
+def with_config_of_run(argv: Sequence[str]) -> list[str]:
+    """Return `argv` with the config of the run that `--resume` names, if `argv` has no `--config`.
 
     The run then continues in that folder, whatever its config says: the folder may have been moved.
     """
-    stored = None
-    if not option_value(argv, "--config"):
-        stored = config_of_run(option_value(argv, "--resume"))
     words = list(argv)
-    if stored is not None:
-        default = stored
-        if is_launched(option_value(argv, "--dist.launcher")):
-            words = with_default_launch(argv)
-    resolved = parse(Config, words, prog=prog, default=default)
-    if stored is None or option_value(argv, "--name"):
-        return resolved
-    root = RunPaths.for_run(resolved.config.dir, resolved.config.name, PROJECT).root
-    if root.resolve() == stored.parent.resolve():
-        return resolved
-    words += ["--name", stored.parent.name, "--dir.runs_dir", str(stored.parent.parent)]
-    return parse(Config, words, prog=prog, default=default)
+    stored = config_of_run(option_value(argv, "--resume"))
+    if stored is None or option_value(argv, "--config"):
+        return words
+    if is_launched(option_value(argv, "--dist.launcher")):
+        words = with_default_launch(argv)
+    if not option_value(argv, "--name"):
+        config = resolve(Config, [stored], words).config
+        root = RunPaths.for_run(config.dir, config.name, PROJECT).root
+        if root.resolve() != stored.parent.resolve():
+            words += ["--name", stored.parent.name, "--dir.runs_dir", str(stored.parent.parent)]
+    return [*words, "--config", str(stored)]
 
 
 def config_of_run(resume: str | None) -> Path | None:

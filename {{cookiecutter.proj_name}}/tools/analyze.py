@@ -24,7 +24,8 @@ from common.monitor.log import setup_log
 from common.optim.precision import build_precision
 from common.stage import in_stage
 from common.task import TaskPosition
-from cli.program import run, train_config
+from cli.command_line import parse
+from cli.program import run, with_config_of_run
 from cli.trained import find_device
 from parts.speed.flops import count_flops
 from custom.config import Config
@@ -144,7 +145,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--depth", type=int, default=2, help="levels of modules below the model; default 2")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the numbers there")
     options, words = parser.parse_known_args(argv)
-    config = train_config(words, prog="tools.analyze").config
+    config = parse(Config, with_config_of_run(words), prog="tools.analyze").config
     sizes = (options.batch or str(config.batch_size)).split(",")
     if not all(size.isdecimal() and int(size) > 0 for size in sizes):
         raise UserError(f"--batch {options.batch}: must be integers above 0, such as 1,32")

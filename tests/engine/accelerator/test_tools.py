@@ -10,8 +10,9 @@ from engine.accelerator.conftest import Accelerator
 
 ANALYZE = """
 import sys, torch
-from cli.program import train_config
+from cli.command_line import parse
 from tools import analyze
+from custom.config import Config
 left = []
 class Timer(analyze.Timer):
     def blocked_autorange(self, **options):
@@ -19,7 +20,7 @@ class Timer(analyze.Timer):
         left.append(torch.emu.queued(1))
         return times
 analyze.Timer = Timer
-subject = analyze.ProfiledTask(train_config(sys.argv[1:]).config, 8)
+subject = analyze.ProfiledTask(parse(Config, sys.argv[1:]).config, 8)
 costs = subject.costs()
 assert subject.device == torch.device("emu", 1)
 torch.accelerator.synchronize(subject.device)  # at exit, the emulator's thread must have nothing left to do

@@ -78,7 +78,7 @@ def test_references_are_resolved_after_everything_is_merged(tmp_path: Path) -> N
     assert resolve(Config, [top], ["--num_workers=${model.width}"]).config.num_workers == 16
     overlay = tmp_path / "debug.yaml"
     overlay.write_text("model: {width: 4}\n")
-    assert resolve(Config, [top], overlay=overlay).config.batch_size == 4
+    assert resolve(Config, [top, overlay]).config.batch_size == 4
 
 
 def test_the_places_of_reference_and_target_are_printed(

@@ -17,7 +17,11 @@ from common.config.source import Node, node_of, read_file
 
 
 def flatten(path: Path, origin: str | None = None, trail: tuple[Path, ...] = ()) -> dict[Path, Node]:
-    """Read a file and all its bases; every base comes before the files built on it. `trail`: the files that led here."""
+    """Read a file and all its bases; every base comes before the files built on it.
+
+    Args:
+        trail: the files that led here.
+    """
     if path in trail:
         loop = " -> ".join(map(shown_path, (*trail, path)))
         raise ConfigError([Problem("$BASE", ABSENT, "the files have a circular $BASE", loop, origin)])

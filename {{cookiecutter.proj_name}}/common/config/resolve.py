@@ -14,9 +14,9 @@ from pydantic_core import to_jsonable_python
 from common.config.check import Checker
 from common.config.layers import find_file, flatten, merge, with_defaults
 from common.config.overrides import lay_over, read_options
-from common.config.problem import DEFAULT, RESERVED, ConfigError, Problem, join, origin_of, shorten, shown_path
+from common.config.problem import DEFAULT, RESERVED, ConfigError, join, origin_of, shorten, shown_path
 from common.config.reading import Reader
-from common.config.source import Node, node_of, read_file
+from common.config.source import Node, node_of
 
 T = TypeVar("T")
 
@@ -42,12 +42,11 @@ def resolve(
     *,
     stored: Mapping[str, Any] | None = None,
     origin: str = "the config of the run",
-    overlay: str | Path | None = None,
 ) -> Resolved[T]:
-    """Files and their bases, then the overlay's own values, then command line words, as one checked configuration.
+    """Files and their bases, then command line words, as one checked configuration.
 
     Args:
-        stored: the config of an earlier run, instead of files; `origin` names it. A file in the folder of a run is such
+        stored: the config of an earlier run, below the files; `origin` names it. A file in the folder of a run is such
             a config too.
 
     Raises:
@@ -57,30 +56,16 @@ def resolve(
     keys = {name: option for name, option in options.items() if name not in RESERVED}
     tree = Node({}, DEFAULT)
     records = []
+    if stored is not None:
+        tree = node_of(dict(stored), origin)
+        records.append(origin)
     for file in files:
         for path, body in flatten(find_file("--config", str(file), Path())).items():
             if path.with_name("run.json").is_file():
                 records.append(f"{shown_path(path)}:")
             tree = merge(tree, body, schema)
-    if stored is not None:
-        tree = node_of(dict(stored), origin)
-        records.append(origin)
     tree = with_defaults(tree, schema)  # so `--model.width 3` changes the default model, not a model without a type
-    if overlay is not None:  # its own values only: the configuration below it already has bases
-        body = read_file(find_file("--debug", str(overlay), Path()))
-        body.value.pop("$BASE", None)
-        tree = with_defaults(merge(tree, body, schema), schema)
-    return checked(schema, lay_over(tree, keys, schema), problems, tuple(records))
-
-
-def checked(
-    schema: type[T],
-    tree: Node,
-    problems: Sequence[Problem] = (),
-    records: tuple[str, ...] = (),
-) -> Resolved[T]:
-    """Read and check a tree. What was written in `records`, and is unknown today, is dropped."""
-    reader = Reader(with_defaults(tree, schema), schema)
+    reader = Reader(with_defaults(lay_over(tree, keys, schema), schema), schema)
     values = reader.values
     warning = ""
     while True:
@@ -88,7 +73,7 @@ def checked(
         config = checker.section(schema, values)
         unknown = {}
         for problem in checker.problems:
-            if problem.is_unknown and origin_of(problem.key, reader.origins).startswith(records):
+            if problem.is_unknown and origin_of(problem.key, reader.origins).startswith(tuple(records)):
                 unknown[problem.key] = problem
         kept = _without(values, unknown)
         if kept == values:

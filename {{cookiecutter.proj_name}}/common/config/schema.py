@@ -89,9 +89,8 @@ def members(annotation: Any) -> list[Any]:
 def section_of(annotation: Any) -> type | None:
     """Return the section class among the alternatives of a type; None if there is none."""
     for member in members(annotation):
-        if dataclasses.is_dataclass(member):
-            section: type = member
-            return section
+        if isinstance(member, type) and dataclasses.is_dataclass(member):
+            return member
     return None
 
 

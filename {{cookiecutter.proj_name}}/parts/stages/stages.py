@@ -14,8 +14,9 @@ from common.base.errors import UserError, error_context
 from common.base.parts import part_of
 from common.checkpoint.resume import Change, changes
 from common.config import ABSENT, ConfigError, Problem
+from common.config.check import Checker
 from common.config.layers import merge
-from common.config.resolve import checked
+from common.config.reading import plain
 from common.config.source import node_of
 from common.evaluation.loss import measured_losses
 from common.model.freeze import freeze
@@ -65,7 +66,12 @@ def settings_in(config: Any, number: int) -> Any:
 
 def _overlaid(schema: type, values: dict[str, Any], over: dict[str, Any]) -> Any:
     """Return the settings `values` with others laid over them. Raises `ConfigError`."""
-    return checked(schema, merge(node_of(values, "default"), node_of(over, "default"), schema)).config
+    laid = plain(merge(node_of(values, "default"), node_of(over, "default"), schema))
+    checker = Checker(schema, [], ())
+    settings = checker.section(schema, laid)
+    if checker.problems:
+        raise ConfigError(checker.problems)
+    return settings
 
 
 def stage_problems(config: Any) -> Iterator[Problem]:

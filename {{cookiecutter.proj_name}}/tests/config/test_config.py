@@ -237,14 +237,13 @@ def test_every_problem_at_once() -> None:
 
 
 def test_debug_layers_its_own_values_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """--debug lays a file over the config, without its base, and under the command line."""
-    write("base.yaml", "name: base\n")
+    """--debug lays a file over the config, and under the command line."""
     monkeypatch.setattr("cli.command_line.PROJECT", tmp_path)
-    write("configs/debug.yaml", "$BASE: base.yaml\ngpu_ids: 5\noptim:\n  lr: 5\nmodel: {width: 8}\n")
-    found = load("name: x", "--debug", "--optim.lr", "6")
+    write("configs/debug.yaml", "gpu_ids: 5\noptim:\n  lr: 5\nmodel: {width: 8}\n")
+    found = load("name: x\nmodel: {type: Conv}", "--debug", "--optim.lr", "6")
     assert (found.config.name, found.config.gpu_ids, found.config.optim.lr) == ("x", 5, 6)
     assert found.values["model"] == {"type": "Conv", "width": 8}
-    assert found.origins["gpu_ids"] == "configs/debug.yaml:2"
+    assert found.origins["gpu_ids"] == "configs/debug.yaml:1"
     assert load("name: x").config.gpu_ids == -1
 
 

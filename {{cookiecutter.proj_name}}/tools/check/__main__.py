@@ -10,9 +10,11 @@ import tempfile
 from pathlib import Path
 
 from common.monitor.log import setup_log
-from cli.program import run, train_config
+from cli.command_line import parse
+from cli.program import run, with_config_of_run
 from tools.check.checks import CHECKS, FAILS
 from tools.check.lab import SAMPLES, STEPS, Lab
+from custom.config import Config
 
 
 def main(argv: list[str]) -> int:
@@ -22,7 +24,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--only", nargs="+", choices=names, default=names, metavar="NAME", help=", ".join(names))
     options, words = parser.parse_known_args(argv)
     setup_log()
-    config = train_config(words, prog="python -m tools.check").config
+    config = parse(Config, with_config_of_run(words), prog="python -m tools.check").config
     chosen = [check for check in CHECKS if check.name in options.only]
     width = max(len(check.title) for check in chosen)
     code = 0

@@ -24,7 +24,8 @@ from common.monitor.log import setup_log
 from common.run.folder import refuse_weights_in_moved_run
 from common.run.paths import PROJECT, DirConfig, RunPaths, data_dir
 from common.run.status import FolderLock
-from cli.program import run, train_config
+from cli.command_line import parse
+from cli.program import run, with_config_of_run
 from tools.slurm.snapshot import snapshot
 from custom.config import Config
 
@@ -76,7 +77,7 @@ def read_options(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
 
 def resolve(words: Sequence[str]) -> Resolved[Config]:
     """Return the config that train.py would read from the same words."""
-    return train_config(words, prog="slurm.sh", default=PROJECT / "configs" / "default.yaml")
+    return parse(Config, with_config_of_run(words), prog="slurm.sh", default=PROJECT / "configs" / "default.yaml")
 
 
 def common_folder(resolved: Sequence[Resolved[Config]]) -> RunPaths:

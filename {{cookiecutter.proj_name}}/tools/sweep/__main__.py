@@ -16,7 +16,8 @@ from common.base.files import write_text
 from common.config import ConfigError, Problem, Resolved, dump, option_value
 from common.monitor.log import setup_log
 from common.run.paths import PROJECT, RunPaths
-from cli.program import run, train_config
+from cli.command_line import parse
+from cli.program import run
 from tools.sweep.runs import SweepFolder, devices, run_trials
 from tools.sweep.space import Trial, grid, read_space, run_name
 from custom.config import Config
@@ -62,7 +63,7 @@ def split_words(words: Sequence[str], *options: str) -> tuple[list[str], list[st
 
 def read_config(options: argparse.Namespace, *words: str) -> Resolved[Config]:
     """Return what train.py would read, with these words too. Raises `ConfigError`."""
-    return train_config(["--config", options.config, *options.words, *words], prog="tools.sweep")
+    return parse(Config, ["--config", options.config, *options.words, *words], prog="tools.sweep")
 
 
 def plan(options: argparse.Namespace) -> list[Trial]:
