@@ -79,9 +79,12 @@ class Task(ModelHolder, ABC):
         output: Any,
         batch: Any,
         limit: int,
-    ) -> list[Picture]:
-        """Return up to `limit` pictures of a batch after `post_process`; may be empty."""
-        return []
+    ) -> list[Picture] | None:
+        """Return up to `limit` pictures of a batch after `post_process`; may be empty.
+
+        Without this method, `parts/pictures` draws the images of a classifier.
+        """
+        return None
 
     def sample_errors(
         self,
@@ -90,7 +93,8 @@ class Task(ModelHolder, ABC):
     ) -> Sequence[tuple[bool, float, Hashable]] | None:
         """Say of each sample whether it is wrong, its loss, and its group; then the worst ones are shown.
 
-        Groups, such as classes, are shown in turn. `pictures` is then called with batches of one sample.
+        Groups, such as classes, are shown in turn. `pictures` is then called with batches of one sample. Without this
+        method, `parts/pictures` does it for the images of a classifier.
         """
         return None
 

@@ -9,9 +9,8 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import Self
 
-from common.evaluation.loss import LossFactory
-from common.evaluation.metric import Metric, MetricFactory
-from common.task import Picture, Task
+from common.evaluation.metric import Metric
+from common.task import Task
 
 
 class Digits:
@@ -99,32 +98,12 @@ class Share(Metric):
 
 
 class Classification(Task):
-    """Logits of images, the most likely class, and the `top` classes."""
-
-    def __init__(self, model: nn.Module, loss: LossFactory, metric: MetricFactory, top: int = 5) -> None:
-        super().__init__(model, loss, metric)
-        self.top = top
+    """Logits of images, the probabilities, and the most likely class."""
 
     def output(self, batch: dict[str, Any]) -> dict[str, Tensor]:
         return {"logits": self.model(batch["image"])}
 
     def post_process(self, output: dict[str, Tensor], batch: dict[str, Any]) -> dict[str, Tensor]:
-        probability, prediction = output["logits"].float().softmax(dim=1).max(dim=1)
-        return {**output, "prediction": prediction, "probability": probability}
-
-    def describe(self, output: dict[str, Tensor], batch: dict[str, Any]) -> list[dict[str, Any]]:
-        best = output["logits"].float().softmax(dim=1).topk(min(self.top, output["logits"].shape[1]), dim=1)
-        tops = [
-            {self.classes[number]: round(value, 6) for value, number in zip(values, numbers, strict=True)}
-            for values, numbers in zip(best.values.tolist(), best.indices.tolist(), strict=True)
-        ]
-        found = zip(tops, output["prediction"].tolist(), strict=True)
-        return [
-            {"prediction": number, "class": next(iter(top)), "probability": next(iter(top.values())), "top": top}
-            for top, number in found
-        ]
-
-    def pictures(self, output: dict[str, Any], batch: dict[str, Any], limit: int) -> list[Picture]:
-        images = batch["image"][:limit].permute(0, 2, 3, 1).cpu().numpy()
-        names = map(str, output["prediction"][:limit].tolist())
-        return [Picture(image, name) for image, name in zip(images, names, strict=True)]
+        probabilities = output["logits"].float().softmax(dim=1)
+        probability, prediction = probabilities.max(dim=1)
+        return {**output, "probabilities": probabilities, "prediction": prediction, "probability": probability}

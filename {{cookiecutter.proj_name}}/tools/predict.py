@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from common.base.errors import UserError, error_context
+from common.base.errors import UserError
 from common.base.files import atomic_file, unused_path
 from common.base.parts import fill, required
 from common.base.text import plain
@@ -31,6 +31,7 @@ from common.task import Task
 from cli.trained import load_trained
 from library.data.files_below import files_below
 
+_TOP = 5  # classes in a row
 _SHOWN = 20  # with more files, predictions are only written; files named in a message
 
 
@@ -144,19 +145,18 @@ class Predictor:
             output = task.output(batch)
         output = task.post_process(output, batch)
         rows = describe(task, output, batch)
-        if len(rows) != len(files):
-            raise UserError(f"{type(task).__name__}.describe gives {len(rows)} rows for {len(files)} samples")
         named = [{**heading(file), **row} for file, row in zip(files, rows, strict=True)]
         if not pictures:
             return named, []
-        with error_context(lambda: f"in {type(task).__name__}.pictures: the batches of predict.py have no labels"):
-            return named, task.pictures(output, batch, len(files))
+        drawing = required("pictures", "classification", "--pictures")
+        return named, drawing.pictures(task, output, batch, len(files))
 
 
 def describe(task: Task, output: Any, batch: Any) -> list[dict[str, Any]]:
     """Describe the predictions for a batch after `post_process`: for each sample, plain values by name.
 
-    The task's own method `describe` says what; else, the tensors of the output with up to 16 numbers per sample.
+    The task's own method `describe` says what; else, the most likely classes if the output has `probabilities`
+    (B, classes), or the tensors of the output with up to 16 numbers per sample.
 
     Raises:
         UserError: the output has no such tensors, so the task needs the method.
@@ -168,6 +168,9 @@ def describe(task: Task, output: Any, batch: Any) -> list[dict[str, Any]]:
     named = {"output": output}
     if isinstance(output, Mapping):
         named = dict(output)
+    probabilities = named.get("probabilities")
+    if isinstance(probabilities, Tensor) and probabilities.ndim == 2:
+        return likeliest(probabilities, task.classes)
     size = 0  # of the batch: as the first tensor says
     columns: dict[str, list[Any]] = {}
     for name, value in named.items():
@@ -184,6 +187,23 @@ def describe(task: Task, output: Any, batch: Any) -> list[dict[str, Any]]:
         kind = type(task).__name__
         raise UserError(f"{kind} needs a method describe(output, batch) that returns a dict for each sample")
     return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+
+
+def likeliest(probabilities: Tensor, classes: Sequence[str]) -> list[dict[str, Any]]:
+    """Return `prediction`, its `class` name, its `probability` and the `top` classes of every sample.
+
+    A class without a name has its number.
+    """
+    rows = []
+    best = probabilities.topk(min(_TOP, probabilities.shape[1]), dim=1)
+    for values, numbers in zip(best.values.tolist(), best.indices.tolist(), strict=True):
+        top = {}
+        for number, value in zip(numbers, values, strict=True):
+            name = classes[number] if number < len(classes) else str(number)
+            top[name] = round(value, 6)
+        name, probability = next(iter(top.items()))
+        rows.append({"prediction": numbers[0], "class": name, "probability": probability, "top": top})
+    return rows
 
 
 class Samples:

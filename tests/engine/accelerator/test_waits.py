@@ -49,6 +49,6 @@ def test_those_of_a_log_line_an_evaluation_and_a_save(waits: Waits) -> None:
         "copy to the host  common/finite.py finish": 1,  # the other validation follows a log line
         "copy to the host  common/monitor/meter.py to_floats": 3,
         "item  custom/metric/accuracy_metric.py update": 4,
-        "copy to the host  custom/tasks/classification_task.py sample_errors": 6,
+        "copy to the host  parts/pictures/classification.py class_errors": 6,
         "copy to the host  parts/pictures/gallery.py <lambda>": 96,
     }

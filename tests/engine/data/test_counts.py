@@ -46,12 +46,6 @@ class PairsTask(ClassificationTask):
         labels = torch.stack([each["label"] for each in batch[1]]) if isinstance(batch, tuple) else batch["label"]
         return {"loss": nn.functional.cross_entropy(output["logits"], labels)}
 
-    def sample_errors(self, output: Any, batch: Any) -> Any:
-        return None
-
-    def pictures(self, output: Any, batch: Any, limit: int) -> Any:
-        return []
-
 
 def counted(train: str, val: str, size: int, *more: str) -> list[str]:
     words = ["--dataset.train", f"{{type: {train}}}", "--dataset.val", f"{{type: {val}, eval_batch_size: {size}}}"]

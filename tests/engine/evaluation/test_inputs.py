@@ -7,15 +7,13 @@ import pytest
 
 from tests.conftest import ErrorOf, Runs, metrics
 from custom.datasets.digits_dataset import DigitsDataset
-from custom.tasks.classification_task import ClassificationTask
 
 HERE = "engine.evaluation.test_inputs"
 OTHER = [
     "--dataset", f"{{train: {{type: {HERE}.Others}}, val: {{type: {HERE}.Others}}, eval: null}}",
-    "--task", f"{{type: {HERE}.OtherTask}}",
     "--loss", "{$REPLACE: true, ce: {type: torch.nn.CrossEntropyLoss, "
     "inputs: {input: output.logits, target: batch.labels}}}",
-    "--pictures.number", "0", "--progress.epoch", "1",
+    "--progress.epoch", "1",
 ]  # fmt: skip
 
 
@@ -25,16 +23,6 @@ class Others(DigitsDataset):
     def __getitem__(self, index: int) -> dict[str, Any]:
         sample = super().__getitem__(index)
         return {"image": sample["image"], "labels": sample["label"]}
-
-
-class OtherTask(ClassificationTask):
-    """Draws nothing."""
-
-    def pictures(self, output: Any, batch: Any, limit: int) -> list[Any]:
-        return []
-
-    def sample_errors(self, output: Any, batch: Any) -> list[Any]:
-        return super().sample_errors(output, {"label": batch["labels"]})
 
 
 def test_a_metric_finds_what_has_another_name(runs: Runs) -> None:

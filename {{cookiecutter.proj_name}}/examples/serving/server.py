@@ -24,11 +24,10 @@ from common.base.text import plain
 from common.config.registry import DATASET_REGISTRY
 from common.failure.program import exit_process, report_errors
 from common.monitor.log import logger, setup_log
-from tools.predict import build_files
+from tools.predict import build_files, likeliest
 import custom.config  # noqa: F401 - fills the registries
 
 Run = Callable[[Mapping[str, Tensor]], dict[str, Tensor]]
-TOP = 5  # classes in an answer
 MAX_BYTES, MAX_PIXELS = 10_000_000, 25_000_000  # of a request, and of an image in it
 
 
@@ -64,10 +63,7 @@ def answer(run: Run, about: Mapping[str, Any], data: bytes) -> dict[str, Any]:
     first, classes = next(iter(outputs.values())), about["classes"]
     if not (classes and len(outputs) == 1 and first.shape == (1, len(classes))):
         return {name: value[0].tolist() for name, value in outputs.items()}
-    best = first[0].float().softmax(dim=0).topk(min(TOP, len(classes)))
-    top = {classes[at]: value for at, value in zip(best.indices.tolist(), best.values.tolist(), strict=True)}
-    name, probability = next(iter(top.items()))
-    return {"prediction": int(best.indices[0]), "class": name, "probability": probability, "top": top}
+    return likeliest(first.float().softmax(dim=1), classes)[0]
 
 
 def limit_images(pixels: int) -> None:

@@ -1,9 +1,7 @@
 """Pictures of the data that are trained on."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-
-from loguru import logger
 
 from common.base.errors import error_context
 from common.distributed import Rank
@@ -11,7 +9,6 @@ from common.progress import Interval, Position
 from common.run_context import RunContext
 from common.task import Task
 from common.trainer import Trainer
-from parts.pictures.config import PicturesConfig
 from parts.pictures.gallery import Gallery
 
 
@@ -28,25 +25,36 @@ def around(run: RunContext, trainer: Trainer) -> Iterator[None]:
     def after_step() -> None:
         nonlocal last
         at = trainer.at
-        if last is None or every.is_due(last, at) or trainer.triggers.is_over(at):
-            draw_training(trainer, gallery)
+        is_due = last is None or every.is_due(last, at) or trainer.triggers.is_over(at)
+        if is_due and not draw_training(trainer, gallery):
+            trainer.monitor.after_step.remove(after_step)
         last = at
 
-    if type(trainer.task).pictures is Task.pictures:
-        if gallery.config != PicturesConfig():
-            logger.info("pictures: none, since {} draws none: see Task.pictures", type(trainer.task).__name__)
-    elif every:
+    if every:
         trainer.monitor.after_step.append(after_step)
     yield
 
 
-def draw_training(trainer: Trainer, gallery: Gallery) -> None:
-    """Draw samples of the last batch on the main process; where a forward pass needs all processes, on all of them."""
+def draw_training(trainer: Trainer, gallery: Gallery) -> bool:
+    """Draw samples of the last batch on the main process; where a forward pass needs all processes, on all of them.
+
+    Returns whether later batches may have pictures here.
+    """
     evaluator = trainer.evaluator
     if trainer.latest_step is None or not (trainer.rank.is_main or trainer.strategy.lockstep_forward):
-        return
+        return False
+    task = trainer.task
+    loaded = trainer.latest_step.batches[-1]
+    draws_itself = type(task).pictures is not Task.pictures
+    if not draws_itself:
+        if type(task).update is not Task.update:  # it may not need `output`, which then may not work
+            return False
+        if not isinstance(loaded, Mapping) or "image" not in loaded:
+            return False
     with evaluator.evaluating(), error_context(lambda: "in drawing pictures of training data"):
-        batch, output, _ = evaluator.measure(trainer.latest_step.batches[-1])
-        selection = gallery.begin(trainer.task, Rank(), "train")
-        selection.add(trainer.task.post_process(output, batch), batch)
-        gallery.write(trainer, "train", selection.finish())
+        batch, output, _ = evaluator.measure(loaded)
+        selection = gallery.begin(task, Rank(), "train")
+        selection.add(task.post_process(output, batch), batch)
+        pictures = selection.finish()
+        gallery.write(trainer, "train", pictures)
+    return draws_itself or bool(pictures)

@@ -14,6 +14,7 @@ from common.distributed import Rank, gather_to_main
 from common.monitor.result import SplitResult
 from common.task import Task
 from common.trainer import Trainer
+from parts.pictures.classification import class_errors, pictures
 from parts.pictures.config import PicturesConfig
 from parts.pictures.draw import Pixels, draw, mosaic, save_png
 
@@ -91,7 +92,7 @@ class _Candidate(NamedTuple):
 class Selection:
     """Collects the pictures of one pass over a set.
 
-    If the task has `sample_errors`: wrong samples first, each group in turn, the highest loss first; the same ones on
+    If the errors of samples are known: wrong ones first, each group in turn, the highest loss first; the same ones on
     any number of processes. If `fixed`, each group in turn in the order of the dataset, so that progress is seen. No
     more samples are kept than are shown: one that is left out cannot be among the first ones later, since others of its
     group only push it back. Otherwise: the first samples of the main process.
@@ -110,10 +111,10 @@ class Selection:
 
     def add(self, output: Any, batch: Any, indices: Sequence[int] | None = None) -> None:
         """Consider a batch after `post_process`. `indices`: of its samples in the dataset; None: unknown."""
-        errors = self.task.sample_errors(output, batch)
+        errors = self.task.sample_errors(output, batch) or class_errors(output, batch)
         if errors is None:
             if self.rank.is_main and len(self.first) < self.limit:
-                self.first += map(draw, self.task.pictures(output, batch, self.limit - len(self.first)))
+                self.first += map(draw, pictures(self.task, output, batch, self.limit - len(self.first)))
             return
         size = len(errors)
         if indices is None:
@@ -151,8 +152,8 @@ class Selection:
         drawn: list[_Candidate] = []
         for item in self.kept:
             output, batch = item.sample
-            drawn.append(item._replace(sample=list(map(draw, self.task.pictures(output, batch, 1)))))
-        pictures = list(self.first)
+            drawn.append(item._replace(sample=list(map(draw, pictures(self.task, output, batch, 1)))))
+        shown = list(self.first)
         for item in self._first(chain.from_iterable(gather_to_main(drawn, self.rank))):
-            pictures += item.sample
-        return pictures
+            shown += item.sample
+        return shown

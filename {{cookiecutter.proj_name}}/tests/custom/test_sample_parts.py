@@ -11,7 +11,6 @@ from custom.datasets.digits_dataset import DigitsDataset
 from custom.loss.classification_loss import CrossEntropyLoss
 from custom.metric.accuracy_metric import Accuracy
 from custom.models.conv_model import ConvModel
-from custom.tasks.classification_task import ClassificationTask
 
 DATA = Path(train.__file__).parent / "data"
 
@@ -61,26 +60,3 @@ def test_a_short_run_learns_something(runs: Runs) -> None:
     )
     first, *_, last = metrics(folder, "val")
     assert last["values"]["loss"] < first["values"]["loss"]
-
-
-def test_names_in_other_letters() -> None:
-    """A class is drawn by its number."""
-    task = ClassificationTask.__new__(ClassificationTask)
-    task.__dict__["classes"] = ["猫", "犬"]
-    output = {"prediction": torch.tensor([1]), "probability": torch.tensor([0.4])}
-    assert task.pictures(output, {"image": torch.zeros(1, 1, 8, 8)}, 1)[0].text.startswith("1 (")
-
-
-def test_pictures_say_what_is_right() -> None:
-    """Wrong samples are red and come first; a long name is cut."""
-    task = ClassificationTask.__new__(ClassificationTask)
-    task.__dict__["classes"] = ["cat", "dog"]
-    logits = torch.tensor([[0.0, 2.0], [0.0, 2.0]])
-    output = {"logits": logits, "prediction": torch.tensor([1, 1]), "probability": torch.tensor([0.9, 0.9])}
-    batch = {"image": torch.zeros(2, 1, 8, 8), "label": torch.tensor([1, 0]), "name": ["a" * 40, "b"]}
-    right, wrong = task.pictures(output, batch, 2)
-    assert (right.ok, wrong.ok) == (True, False)
-    assert wrong.text == "cat -> dog (90%)\nb"
-    name = right.text.splitlines()[1]
-    assert name.startswith("...") and len(name) < 40
-    assert [entry[0] for entry in task.sample_errors(output, batch)] == [False, True]

@@ -1,7 +1,6 @@
 """Which samples are drawn, what their pictures look like, and where they go."""
 
 import random
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +9,10 @@ import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import Tensor
-from torch.nn.functional import cross_entropy
 
 from common.distributed import Rank
-from common.task import Picture, Task
+from common.task import Picture
+from parts.pictures.classification import class_errors, class_pictures
 from parts.pictures.draw import draw
 from parts.pictures.gallery import Selection
 from tests.conftest import Runs
@@ -21,7 +20,6 @@ from tests.ranks import several
 from tests.samples import Classification, Digits
 
 HERE = __name__
-TASK = ["--task", f"{{type: {HERE}.Ranked}}"]
 Errors = list[tuple[bool, float, Any]]
 
 
@@ -94,27 +92,36 @@ def test_a_picture_shows_image_frame_and_text() -> None:
     assert len(draw(Picture(image))) < len(right)
 
 
-class Ranked(Classification):
-    """Shows label, probability and name; wrong samples first."""
+def test_pictures_say_what_is_right() -> None:
+    """Wrong samples are red and come first; a long name is cut; without a label, it is the prediction alone."""
+    logits = torch.tensor([[0.0, 2.0], [0.0, 2.0]])
+    output = {"logits": logits, "prediction": torch.tensor([1, 1]), "probability": torch.tensor([0.9, 0.9])}
+    batch = {"image": torch.zeros(2, 1, 8, 8), "label": torch.tensor([1, 0]), "name": ["a" * 40, "b"]}
+    right, wrong = class_pictures(["cat", "dog"], output, batch, 2)
+    assert (right.ok, wrong.ok) == (True, False)
+    assert wrong.text == "cat -> dog (90%)\nb"
+    name = right.text.splitlines()[1]
+    assert name.startswith("...") and len(name) < 40
+    errors = class_errors(output, batch)
+    assert errors and [entry[0] for entry in errors] == [False, True]
+    (unknown, _) = class_pictures(["猫", "犬"], output, {"image": batch["image"]}, 2)
+    assert (unknown.text, unknown.ok) == ("1 (90%)", None)  # in other letters: its number
 
-    def sample_errors(self, output: dict[str, Tensor], batch: dict[str, Any]) -> Errors:
-        wrong = output["prediction"] != batch["label"]
-        losses = cross_entropy(output["logits"], batch["label"], reduction="none")
-        return list(zip(wrong.tolist(), losses.tolist(), batch["label"].tolist(), strict=True))
 
-    def pictures(self, output: dict[str, Any], batch: dict[str, Any], limit: int) -> list[Picture]:
-        (picture,) = super().pictures(output, batch, limit)  # one sample at a time
-        name = batch.get("name", [""])[0]
-        return [replace(picture, text=f"{int(batch['label'])} ({float(output['probability']):.0%})\n{name}")]
+@pytest.mark.parametrize("image", [torch.zeros(2, 12, 8, 8), torch.zeros(2, 8), [0, 1], None])
+def test_what_is_no_image_is_not_drawn(image: Any) -> None:
+    output = {"logits": torch.zeros(2, 3), "prediction": torch.zeros(2), "probability": torch.zeros(2)}
+    assert class_pictures([], output, {"image": image}, 2) == []
+    assert class_errors(output, {"image": image}) is None
 
 
-class Noted(Ranked):
+class Noted(Classification):
     """Notes the texts of its pictures."""
 
     texts: list[str]
 
     def pictures(self, output: dict[str, Any], batch: dict[str, Any], limit: int) -> list[Picture]:
-        pictures = super().pictures(output, batch, limit)
+        pictures = class_pictures(self.classes, output, batch, limit)
         self.texts += [picture.text for picture in pictures]
         return pictures
 
@@ -129,7 +136,7 @@ class Named(Digits):
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         sample = super().__getitem__(index)
-        return {**sample, "name": f"a digit with a long name/{int(sample['label'])}"}
+        return {**sample, "name": f"digit {int(sample['label'])}"}
 
 
 def test_validation_shows_every_class(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -148,7 +155,7 @@ def test_validation_shows_every_class(runs: Runs, monkeypatch: pytest.MonkeyPatc
     )
     validations = [text.splitlines() for text in texts][-10:]
     names = [name for _, name in validations]
-    assert names[:5] == names[5:] == [f"a digit with a long name/{number}" for number in (0, 1, 2, 0, 1)]
+    assert names[:5] == names[5:] == [f"digit {number}" for number in (0, 1, 2, 0, 1)]
     assert all(text.startswith(name[-1]) and text.endswith("%)") for text, name in validations)
     board = EventAccumulator(str(folder / "event")).Reload().Tags()
     assert set(board["images"]) == {"view/val"}
@@ -160,7 +167,7 @@ SETS = "{$REPLACE: true, clean: {type: tests.samples.Digits}, moved: {type: test
 def test_pictures_on_disk(runs: Runs) -> None:
     """After the first step, every four and the last; in the folder of an evaluation one of each sample."""
     folder = runs.train(
-        *TASK, "--dataset.val", SETS, "--dataset.eval", SETS, "--best.metric", "clean.loss",
+        "--dataset.val", SETS, "--dataset.eval", SETS, "--best.metric", "clean.loss",
         "--progress.epoch_eval", "2", "--pictures", "{files: true, every: 4, number: 3}",
     )  # fmt: skip
     files = {path.name for path in (folder / "progress" / "train").rglob("*.png")}
@@ -170,23 +177,31 @@ def test_pictures_on_disk(runs: Runs) -> None:
         assert len(list((folder / "eval" / "epoch_000002" / name).glob("*.png"))) == 3
 
 
-class Plain(Classification):
-    """Draws nothing."""
+class Bare(Classification):
+    """Its output does not say which class was predicted."""
 
-    pictures = Task.pictures
+    outputs = 0
+
+    def output(self, batch: dict[str, Any]) -> dict[str, Tensor]:
+        type(self).outputs += not torch.is_grad_enabled()
+        return super().output(batch)
+
+    def post_process(self, output: dict[str, Tensor], batch: dict[str, Any]) -> dict[str, Tensor]:
+        return output
 
 
 def test_a_task_that_draws_nothing(runs: Runs) -> None:
-    """It is said at the start to who asks for pictures."""
-    folder = runs.train("--task", f"{{type: {HERE}.Plain}}", "--pictures.every", "4", "--progress.max_steps", "1")
-    assert "pictures: none, since Plain draws none" in (folder / "train.log").read_text()
+    """Of its training data one batch is tried."""
+    words = ["--dataset", "{val: null, eval: null}", "--best.metric", "loss", "--pictures", "{files: true, every: 2}"]
+    folder = runs.train("--task", f"{{type: {HERE}.Bare}}", *words)
+    assert Bare.outputs == 1 and not (folder / "progress").exists()
 
 
 @pytest.mark.slow
 def test_two_processes_draw_the_same_pictures_as_one(runs: Runs) -> None:
     """The worst of all processes in one order, to the last pixel."""
     data = ["--dataset.eval", "{type: tests.samples.Digits, eval_batch_size: 16}"]
-    file = runs.train(*TASK, *data, "--progress.epoch", "1") / "checkpoints" / "latest.pt"
+    file = runs.train(*data, "--progress.epoch", "1") / "checkpoints" / "latest.pt"
     drawn = []
     for world in (1, 2):
         folder = runs.root / f"on{world}"
