@@ -13,13 +13,13 @@ from support import REPO, TEMPLATE, Render
 # Tokens of code, without comments and docstrings; lines are free, so write plain ones. "own": all Python but tests and
 # examples; "files": of any kind. Each number: the limit, which is what was reached and may only fall, and the aim.
 SIZE = {
-    ("core", "own"): (77_030, 75_000),
-    ("core", "tests"): (29_670, 32_000),
+    ("core", "own"): (74_500, 75_000),
+    ("core", "tests"): (28_670, 32_000),
     ("core", "files"): (170, 170),
-    ("usual", "own"): (104_830, 105_000),
-    ("usual", "tests"): (51_820, 56_000),
-    ("all", "own"): (144_330, 160_000),
-    ("all", "tests"): (71_130, 74_000),
+    ("usual", "own"): (103_120, 105_000),
+    ("usual", "tests"): (50_950, 56_000),
+    ("all", "own"): (143_340, 160_000),
+    ("all", "tests"): (70_510, 74_000),
 }
 WORDS = {
     "README of the project": (1_800, 1_800),
