@@ -12,11 +12,11 @@ from torch import Tensor, nn
 from torch.nn.functional import conv2d, cross_entropy
 
 from cli.command_line import parse
+from cli.program import EvalConfig
 from tests.conftest import CONFIG, ENVIRONMENT, PROJECT
 from tests.small import NoisyDigits
 from tools.check import __main__ as tool
 from tools.check.lab import Lab, NotApplicable
-from custom.config import Config
 
 # What to check: CHECK_CONFIG="configs/one.yaml configs/two.yaml"
 MODULE = "tests.tools.test_check"
@@ -86,7 +86,7 @@ def test_the_guarantees_hold(config: str, capsys: pytest.CaptureFixture[str]) ->
 def lab(*words: str) -> Lab:
     """Return a lab for the tests' config and these words; no run is made."""
     words = ("--config", str(CONFIG), *words)
-    return Lab(words, parse(Config, list(words), prog="check").config, Path("nowhere"))
+    return Lab(words, parse(EvalConfig, list(words), prog="check").config, Path("nowhere"))
 
 
 def test_a_reduction_that_is_exact_is_not_split_in_three() -> None:
