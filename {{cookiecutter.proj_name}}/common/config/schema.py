@@ -88,10 +88,13 @@ def members(annotation: Any) -> list[Any]:
 
 def section_of(annotation: Any) -> type | None:
     """Return the section class among the alternatives of a type; None if there is none."""
+    found = None
     for member in members(annotation):
         if isinstance(member, type) and dataclasses.is_dataclass(member):
-            return member
-    return None
+            if found is not None:
+                raise TypeError(f"{annotation} names several sections, but a field can hold one kind of section only")
+            found = member
+    return found
 
 
 def child(annotation: Any, part: str | int) -> Any:
