@@ -54,8 +54,10 @@ def with_config_of_run(argv: Sequence[str]) -> list[str]:
     The run then continues in that folder, whatever its config says: the folder may have been moved.
     """
     words = list(argv)
+    if option_value(argv, "--config"):
+        return words
     stored = config_of_run(option_value(argv, "--resume"))
-    if stored is None or option_value(argv, "--config"):
+    if stored is None:
         return words
     if is_launched(option_value(argv, "--dist.launcher")):
         words = with_default_launch(argv)
