@@ -64,7 +64,7 @@ def with_config_of_run(argv: Sequence[str]) -> list[str]:
     if not option_value(argv, "--name"):
         config = resolve(Config, [stored], words).config
         root = RunPaths.for_run(config.dir, config.name, PROJECT).root
-        if root.resolve() != stored.parent.resolve():
+        if root.resolve() != stored.parent.resolve() or "--debug" in argv:  # which has a name of its own
             words += ["--name", stored.parent.name, "--dir.runs_dir", str(stored.parent.parent)]
     return [*words, "--config", str(stored)]
 
