@@ -156,7 +156,7 @@ def describe(task: Task, output: Any, batch: Any) -> list[dict[str, Any]]:
     """Describe the predictions for a batch after `post_process`: for each sample, plain values by name.
 
     The task's own method `describe` says what; else, the most likely classes if the output has `probabilities`
-    (B, classes), or the tensors of the output with up to 16 numbers per sample.
+    (B, classes) and `prediction` (B,), or the tensors of the output with up to 16 numbers per sample.
 
     Raises:
         UserError: the output has no such tensors, so the task needs the method.
@@ -169,8 +169,9 @@ def describe(task: Task, output: Any, batch: Any) -> list[dict[str, Any]]:
     if isinstance(output, Mapping):
         named = dict(output)
     probabilities = named.get("probabilities")
-    if isinstance(probabilities, Tensor) and probabilities.ndim == 2:
-        return likeliest(probabilities, task.classes)
+    prediction = named.get("prediction")
+    if getattr(probabilities, "ndim", 0) == 2 and getattr(prediction, "ndim", 0) == 1:
+        return likeliest(named["probabilities"], task.classes)
     size = 0  # of the batch: as the first tensor says
     columns: dict[str, list[Any]] = {}
     for name, value in named.items():

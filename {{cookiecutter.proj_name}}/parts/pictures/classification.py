@@ -29,13 +29,17 @@ def class_pictures(classes: Sequence[str], output: Any, batch: Any, limit: int) 
     known = _labels(output, batch)
     if known is None:
         return []
-    images = batch["image"][:limit].permute(0, 2, 3, 1).cpu().numpy()
+    images = batch["image"][:limit].permute(0, 2, 3, 1).cpu()
+    if images.is_floating_point():
+        images = images.float()  # NumPy has no bfloat16
     labels = known.tolist()
     predictions = output["prediction"].tolist()
     probabilities = output["probability"].tolist()
-    names = batch.get("name") or [""] * len(labels)
+    names = batch.get("name")
+    if not isinstance(names, (list, tuple)) or not all(isinstance(name, str) for name in names):
+        names = [""] * len(labels)
     drawn = []
-    for at, image in enumerate(images):
+    for at, image in enumerate(images.numpy()):
         is_right = labels[at] == predictions[at] if labels[at] >= 0 else None
         text = f"{_drawn_name(classes, predictions[at])} ({probabilities[at]:.0%})"
         if is_right is False:
