@@ -79,12 +79,12 @@ class Task(ModelHolder, ABC):
         output: Any,
         batch: Any,
         limit: int,
-    ) -> list[Picture] | None:
+    ) -> list[Picture]:
         """Return up to `limit` pictures of a batch after `post_process`; may be empty.
 
         Without this method, `parts/pictures` draws the images of a classifier.
         """
-        return None
+        return []
 
     def sample_errors(
         self,

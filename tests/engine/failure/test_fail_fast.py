@@ -346,6 +346,16 @@ def test_rank_0_never_arrives(runs: Runs) -> None:
     assert "rank 1 could not reach rank 0 at 127.0.0.1:" in ended.texts[0]
 
 
+def test_rank_0_cannot_be_reached(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As behind a firewall that lets only the first port through: the other one is named."""
+    with socket.socket() as closed:  # bound, but nobody listens
+        closed.bind(("127.0.0.1", 0))
+        port = closed.getsockname()[1]
+        monkeypatch.setattr(hub, "from_main", lambda *_: (None, port, b""))
+        with pytest.raises(UserError, match=f"rank 1 cannot reach rank 0 at 127.0.0.1:{port}, .* refused"):
+            hub.connect(Rank(rank=1, world_size=2, local_world=2))
+
+
 @pytest.mark.parametrize(
     ("change", "report"),
     [({"MASTER_ADDR": "no.such.host.invalid"}, "Name or service not known"), ({}, "address already in use")],
@@ -509,6 +519,7 @@ def test_where_an_error_happened() -> None:
         (RuntimeError("DataLoader timed out after 5 seconds"), "loader.timeout"),
         (RuntimeError("Timed out waiting 600000ms for recv operation to complete"), "dist.timeout"),
         (IndexError("Target 11 is out of bounds."), "number of classes"),
+        (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate`"), "number of classes"),
     ],
 )
 def test_hints(error: Exception, helps: str) -> None:

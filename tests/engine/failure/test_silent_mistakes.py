@@ -35,7 +35,8 @@ class Mine:
         image = image * 255 if self.how == "bytes" else image.clone()
         if self.how == "not a number" and index in (3, 7):
             image[0, 0, 0] = torch.nan
-        return {"image": image, "label": label + (self.how == "known labels")}
+        label = label + (self.how == "known labels")
+        return {"image": image, "label": label, "name": str(int(label))}
 
 
 class Weighted(nn.Module):
@@ -52,6 +53,8 @@ class Weighted(nn.Module):
             return nn.functional.cross_entropy(logits, label, weight=weight)
         if self.mean == "noise":
             return nn.functional.cross_entropy(logits + torch.randn_like(logits), label)
+        if self.mean == "names":  # a list, of which `zip` uses as much as there are samples
+            label = torch.tensor([int(name) for _, name in zip(logits, batch["name"], strict=False)])
         return (weight[label] * nn.functional.cross_entropy(logits, label, reduction="none")).mean()
 
 
@@ -110,6 +113,7 @@ def test_what_the_log_says(runs: Runs, words: list[str], parts: list[str]) -> No
         [*mine("none", "train"), *SEQUENTIAL],
         weighted("mean: samples"),
         weighted("mean: noise"),
+        [*mine("none", "train", "val", "eval"), *weighted("mean: names")],
         weighted("mean: weights", "meant: true"),
         ["--dataset.val", "{type: DigitsDataset, transforms: [{type: Normalize, mean: [0.3], std: [0.3]}]}"],
     ],

@@ -20,6 +20,7 @@ from typing import NoReturn
 
 from loguru import logger
 
+from common.base.errors import UserError
 from common.base.process import exit_code_of
 from common.distributed import Rank, from_main
 from common.failure.report import (
@@ -241,7 +242,12 @@ def connect(rank: Rank) -> FailureMonitor:
         hub = _Hub(server, key, rank.world_size)
         offer = (if_killed, server.getsockname()[1], key)
     main_if_killed, port, key = from_main(offer, rank)
-    connection = _close_in_workers(Client((address, port)))
+    try:
+        connection = _close_in_workers(Client((address, port)))
+    except OSError as error:
+        raise UserError(
+            f"rank {rank.rank} cannot reach rank 0 at {address}:{port}, a port that it chose: {error}"
+        ) from None
     connection.send_bytes(key)
     connection.send(if_killed)
     return _ConnectedMonitor(rank, connection, main_if_killed, hub)

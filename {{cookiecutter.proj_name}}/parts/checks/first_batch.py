@@ -77,7 +77,11 @@ class FirstBatch:
             return
 
         def some(values: Any, part: slice) -> Any:
-            """Cut the tensors that have one entry per sample."""
+            """Cut what has one entry per sample."""
+            if isinstance(values, Mapping):
+                return {key: some(value, part) for key, value in values.items()}
+            if isinstance(values, list) and len(values) == size:
+                return values[part]
             return map_tensors(values, lambda item: item[part] if item.ndim > 0 and len(item) == size else item)
 
         def losses_of(part: slice, seed: int = 0) -> dict[str, float]:

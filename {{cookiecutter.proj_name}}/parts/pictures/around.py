@@ -3,6 +3,8 @@
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
+from loguru import logger
+
 from common.base.errors import error_context
 from common.distributed import Rank
 from common.progress import Interval, Position
@@ -28,6 +30,8 @@ def around(run: RunContext, trainer: Trainer) -> Iterator[None]:
         is_due = last is None or every.is_due(last, at) or trainer.triggers.is_over(at)
         if is_due and not draw_training(trainer, gallery):
             trainer.monitor.after_step.remove(after_step)
+            if trainer.rank.is_main:
+                logger.info("training batches are not drawn: no images are classified, and the task has no `pictures`")
         last = at
 
     if every:

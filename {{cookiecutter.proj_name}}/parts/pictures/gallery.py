@@ -112,7 +112,7 @@ class Selection:
     def add(self, output: Any, batch: Any, indices: Sequence[int] | None = None) -> None:
         """Consider a batch after `post_process`. `indices`: of its samples in the dataset; None: unknown."""
         errors = self.task.sample_errors(output, batch)
-        if errors is None:
+        if type(self.task).sample_errors is Task.sample_errors:
             errors = class_errors(output, batch)
         if errors is None:
             if self.rank.is_main and len(self.first) < self.limit:

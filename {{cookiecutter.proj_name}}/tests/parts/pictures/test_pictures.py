@@ -191,10 +191,11 @@ class Bare(Classification):
 
 
 def test_a_task_that_draws_nothing(runs: Runs) -> None:
-    """Of its training data one batch is tried."""
+    """Of its training data one batch is tried, and the log says so."""
     words = ["--dataset", "{val: null, eval: null}", "--best.metric", "loss", "--pictures", "{files: true, every: 2}"]
     folder = runs.train("--task", f"{{type: {HERE}.Bare}}", *words)
     assert Bare.outputs == 1 and not (folder / "progress").exists()
+    assert "training batches are not drawn" in (folder / "train.log").read_text()
 
 
 @pytest.mark.slow
