@@ -38,24 +38,19 @@ class EpochOrder:
         self.dataset = dataset
         self.seed = seed
         self.name = section["type"]
-        self.size = 0
         self._samples = len(dataset)
         self._function = ORDER_REGISTRY.build(section)
-        self._epoch = 0
-        self._latest = self._indices(0)
-        self.size = len(self._latest)
+        self._epoch = -1
+        self._latest = np.empty(0)
+        self.size = len(self(0))
 
     def __call__(self, epoch: int) -> np.ndarray[Any, Any]:
         """Shape (size,). In an epoch that repeats samples, each has a multiple of len(dataset) added to its index.
 
         So each occurrence has random numbers of its own.
         """
-        if self._epoch != epoch:
-            self._latest = self._indices(epoch)
-            self._epoch = epoch
-        return self._latest
-
-    def _indices(self, epoch: int) -> np.ndarray[Any, Any]:
+        if self._epoch == epoch:
+            return self._latest
         size = self._samples
         with random_state_unchanged():
             seed_all(mix(self.seed, epoch))
@@ -66,7 +61,7 @@ class EpochOrder:
                     f"the length of {kind_of(self.dataset)} changed from {size} to {now} in epoch {epoch + 1}; it must "
                     "stay the same: let its set_epoch, or what else changes it, form as many items in each epoch"
                 )
-            given = self._function(size, self.seed, epoch, self.dataset)
+            given = self._function(size, self.seed, epoch, self.dataset)  # such as `shuffle`, below
         try:
             order = np.asarray(given)
         except ValueError:  # lists of different lengths
@@ -84,6 +79,8 @@ class EpochOrder:
         order = order.astype(np.int64, copy=False)
         if np.bincount(order).max() > 1:
             order = order + size * np.arange(len(order))
+        self._epoch = epoch
+        self._latest = order
         return order
 
 
