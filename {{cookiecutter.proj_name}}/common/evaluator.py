@@ -20,6 +20,7 @@ from common.data.workers import WaitInterrupted
 from common.distributed import Rank, max_over_ranks
 from common.distributed.seed import mix, random_state_unchanged, set_seed
 from common.evaluation.loss import Losses, LossSums
+from common.evaluation.metric import MetricDict
 from common.monitor.result import SetResult, SplitResult
 from common.optim.precision import Precision
 from common.task import Task
@@ -221,7 +222,7 @@ class _Pass:
         split: str = "",
     ) -> None:
         self.losses = LossSums()
-        self.metrics = task.metric.start(rank)
+        self.metrics = MetricDict(task.metric, rank)
         self.batches = 0
         self.selection = gallery and gallery.begin(task, rank, split)
 

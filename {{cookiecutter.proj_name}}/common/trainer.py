@@ -1,7 +1,6 @@
 """The training loop. Read `Trainer.train`: it calls everything that happens during a run by name, in order."""
 
 import signal
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -17,7 +16,7 @@ from common.checkpoint.layout import Layout
 from common.checkpoint.resume import accept_changes, fingerprint
 from common.checkpoint.saver import Saver
 from common.checkpoint.state import RunState
-from common.data.loader import EvaluationLoader, Step, TrainStream, whereabouts
+from common.data.loader import Step, TrainStream, whereabouts
 from common.data.workers import stop_waiting_at
 from common.distributed import max_over_ranks, share_buffers
 from common.distributed.seed import mix, set_seed
@@ -189,7 +188,7 @@ class Trainer:
             self.evaluator.sanity_check(self.evaluation)
             self.state.layout.begin()  # raises if the sanity checks have made parameters or buffers
             if self.config.progress.init_eval and self.saver.saved_step is None:  # not on a resume
-                self.evaluate()
+                self.evaluate("eval")
             self.run_pending()
             while not self.progress.is_over:
                 for step in self.stream.epoch(self.at):
@@ -210,9 +209,9 @@ class Trainer:
                         self.log(step)
                     is_best = False
                     if due.validate:  # every process, each its share
-                        is_best = self.validate()
+                        is_best = self.evaluate("val")
                     if due.evaluate:
-                        self.evaluate()
+                        self.evaluate("eval")
                     is_overdue = self.saver.is_overdue(self.config.progress.save_time)
                     decision = self.stop_signals.sync(is_overdue)  # every process: all decide alike
                     planned = is_best or due.save_latest or due.save_numbered
@@ -254,12 +253,40 @@ class Trainer:
             step, name = self.monitor.meter.bad_here
             raise bad_loss(step, self.stream, self.saver, self.rank, name)
 
-    def validate(self) -> bool:
-        """Evaluate on the validation data. Returns whether the result is the best so far."""
+    def evaluate(self, split: str) -> bool:
+        """Evaluate on the sets of a split, val or eval, with averaged weights if there are any.
+
+        Returns whether the result is the best validation so far. Every process must call this.
+        """
         self.check_losses()
-        result = self.run_evaluation("val", self.val)
-        if result is None:
+        sets = {"val": self.val, "eval": self.evaluation}[split]
+        if not sets:
             return False
+        self.state.differing_buffers()  # warns of them, before rank 0's replace the others
+        try:
+            with self.average.applied(self.task):
+                share_buffers(self.task, self.rank)  # every process
+                result = self.evaluator.run(sets)
+        except EvaluationInterrupted as interrupted:
+            self.progress.stop(signal=interrupted.number)
+            self.progress.pending.add(split)
+            logger.info("evaluation on the {} data was interrupted; it will run first after a resume", split)
+            return False
+        self.run.keep_folder()
+        if self.evaluator.gallery:
+            self.evaluator.gallery.show(self, split, result)
+        self.monitor.reset_timer()
+        if split == "val":
+            return self.compare(result)
+        self.monitor.evaluation("eval", self.at, result)
+        if self.rank.is_main:
+            with warn_on_oserror("the evaluation's folder"):  # its numbers are in metrics.jsonl too
+                folder = self.paths.eval / f"epoch_{self.at.epoch:06d}"
+                self.evaluator.write(folder, result, step=self.at.step)
+        return False
+
+    def compare(self, result: SplitResult) -> bool:
+        """Compare a validation with those before it. Returns whether it is the best so far."""
         self.progress.values = result.values
         is_best = self.best.update(result.values, self.at.step)
         metric = self.best.config.metric
@@ -273,44 +300,13 @@ class Trainer:
             self.progress.stop(reason="early_stop")
         return is_best
 
-    def evaluate(self) -> None:
-        """Evaluate on the evaluation data, and write the results to the run's eval folder."""
-        result = self.run_evaluation("eval", self.evaluation)
-        if result is None:
-            return
-        self.monitor.evaluation("eval", self.at, result)
-        if self.rank.is_main:
-            with warn_on_oserror("the evaluation's folder"):  # its numbers are in metrics.jsonl too
-                folder = self.paths.eval / f"epoch_{self.at.epoch:06d}"
-                self.evaluator.write(folder, result, step=self.at.step)
-
-    def run_evaluation(self, split: str, sets: Sequence[EvaluationLoader]) -> SplitResult | None:
-        """Evaluate, with averaged weights if there are any. None without data, or after a signal."""
-        if not sets:
-            return None
-        self.state.differing_buffers()  # warns of them, before rank 0's replace the others
-        result = None
-        try:
-            with self.average.applied(self.task):
-                share_buffers(self.task, self.rank)  # every process
-                result = self.evaluator.run(sets)
-            self.run.keep_folder()
-            if self.evaluator.gallery:
-                self.evaluator.gallery.show(self, split, result)
-        except EvaluationInterrupted as interrupted:
-            self.progress.stop(signal=interrupted.number)
-            self.progress.pending.add(split)
-            logger.info("evaluation on the {} data was interrupted; it will run first after a resume", split)
-        self.monitor.reset_timer()
-        return result
-
     def run_pending(self) -> None:
         """Run the evaluations that a signal interrupted, and save if there were any."""
         pending = self.progress.pending
         self.progress.pending = set()
-        is_best = "val" in pending and self.validate()
+        is_best = "val" in pending and self.evaluate("val")
         if "eval" in pending:
-            self.evaluate()
+            self.evaluate("eval")
         if pending:
             self.save(best=is_best, planned=is_best)
 

@@ -99,7 +99,7 @@ def measured(scores: Tensor, labels: Tensor, shares: Sequence[Sequence[Sequence[
     """Return the metrics of samples whose batches are dealt to ranks: rank, batch, indices."""
     ranks: list[MetricDict] = []
     for batches in shares:
-        seen = MetricFactory(sections).start(Rank(world_size=len(shares)))
+        seen = MetricDict(MetricFactory(sections), Rank(world_size=len(shares)))
         for indices in batches:
             logits = scores[list(indices)]
             output = {"logits": logits, "prediction": logits.argmax(1), "probabilities": logits.softmax(1)}
@@ -107,12 +107,11 @@ def measured(scores: Tensor, labels: Tensor, shares: Sequence[Sequence[Sequence[
         ranks.append(seen)
     values: dict[str, float] = {}
     for name in sections:  # each with the objects of its own exchange
-        main, kind = ranks[0], ranks[0]._metrics[name]
         objects: list[Any] = [rank._metrics[name] for rank in ranks]
         if name in CURVES:
             objects = [rank._batches[name] for rank in ranks]
-        part = MetricDict({name: kind}, {}, Rank(world_size=len(ranks)))
-        part._batches[name] = main._batches[name]
+        part = MetricDict(MetricFactory({name: sections[name]}), Rank(world_size=len(ranks)))
+        part._batches[name] = ranks[0]._batches[name]
         with gathered(objects), patch("common.evaluation.metric.from_main", lambda value, rank: value):
             values |= part.compute()
     return values

@@ -94,45 +94,36 @@ class MetricFactory:
     """
 
     def __init__(self, sections: Mapping[str, Any]) -> None:
-        self._empty: dict[str, Any] = {}
-        self._inputs: dict[str, Inputs] = {}
+        self.empty: dict[str, Any] = {}
+        self.inputs: dict[str, Inputs] = {}
         for name, section in sections.items():
             settings = section or {}
             if settings.get("inputs"):
-                self._inputs[name] = settings["inputs"]
+                self.inputs[name] = settings["inputs"]
             metric = METRIC_REGISTRY.build({"type": name, **settings}, ignore=_OWN)
-            self._empty[name] = metric
+            self.empty[name] = metric
             if isinstance(metric, (Metric, GatheredMetric)):
                 continue
             kind = type(metric).__name__
             if not (hasattr(metric, "update") and hasattr(metric, "compute")):
                 rule = "derives from neither Metric nor GatheredMetric, and lacks update or compute"
                 raise UserError(f"metric.{name}: {kind} {rule}")
-            if name not in self._inputs:
+            if name not in self.inputs:
                 takes = ", ".join(parameter_names(metric.update))
                 hint = "say where they are, as in inputs: {preds: output.logits, target: batch.label}"
                 raise UserError(f"metric.{name}: {kind} takes {takes}; {hint}")
-
-    def start(self, rank: Rank) -> "MetricDict":
-        """Empty metrics for this process' part of one pass over a dataset."""
-        return MetricDict(copy.deepcopy(self._empty), self._inputs, rank)
 
 
 class MetricDict:
     """The metrics of one pass. While their methods run, no process group is to be seen: only this class merges."""
 
-    def __init__(
-        self,
-        metrics: Mapping[str, Any],
-        inputs: Mapping[str, Inputs],
-        rank: Rank,
-    ) -> None:
-        self._metrics = metrics
-        self._inputs = inputs
+    def __init__(self, configured: MetricFactory, rank: Rank) -> None:
+        self._metrics = copy.deepcopy(configured.empty)
+        self._inputs = configured.inputs
         self._rank = rank
         # Results for the samples of this process: of each batch, its first sample, and the results by name.
         self._batches: dict[str, list[tuple[int, Results]]] = {}
-        for name in metrics:
+        for name in self._metrics:
             self._batches[name] = []
 
     def update(

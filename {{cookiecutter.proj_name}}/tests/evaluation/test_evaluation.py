@@ -14,7 +14,7 @@ from typing_extensions import Self
 
 from common.base.errors import UserError
 from common.distributed import Rank
-from common.evaluation.metric import GatheredMetric, Metric, MetricDict, Results
+from common.evaluation.metric import GatheredMetric, Metric, MetricDict, MetricFactory, Results
 from tests.conftest import CONFIG, Runs, load, metrics
 from tests.ranks import several
 from tests.samples import Digits
@@ -160,7 +160,7 @@ class Kept(GatheredMetric):
 
 def test_results_are_put_in_order() -> None:
     """Copies, so that no memory of a worker stays open; what is not one entry per sample is refused."""
-    kept = MetricDict({"mine": Kept()}, {}, Rank())
+    kept = MetricDict(MetricFactory({"mine": {"type": f"{HERE}.Kept"}}), Rank())
     shared = torch.arange(5).share_memory_()
     kept.update(shared[2:4], ["c", "d"], [2, 3])
     kept.update(shared[:2], ["a", "b"], [0, 1])
@@ -168,7 +168,7 @@ def test_results_are_put_in_order() -> None:
     assert not any(results["x"].is_shared() for _, results in kept._batches["mine"])
     with pytest.raises(UserError, match=r"y has 3 for 2 samples\n.*in metric\.mine"):
         kept.update(torch.ones(2), torch.ones(3), [5, 6])
-    assert list(kept.compute().values()) == [0, 1, 2, 3, 4, *map(ord, "abcde")]
+    assert list(kept.compute().values()) == [*range(5), *map(ord, "abcde")]
 
 
 NAMED = """$BASE: {base}
