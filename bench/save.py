@@ -31,12 +31,12 @@ def main() -> None:
     plain, blocked, whole = [], [], []
     with tempfile.TemporaryDirectory() as name:
         saver = Saver(CheckpointFolder(Path(name)), CheckpointConfig(), Rank())
-        for number in range(options.runs + 1):
+        for _ in range(options.runs + 1):
             start = time.perf_counter()
             torch.save(state, Path(name) / "plain.pt")
             plain.append(time.perf_counter() - start)
             start = time.perf_counter()
-            saver.save(state, step=number)
+            saver.save(state)
             blocked.append(time.perf_counter() - start)
             saver.wait()
             whole.append(time.perf_counter() - start)

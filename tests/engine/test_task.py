@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from common.base.errors import UserError
-from common.checkpoint.file import write_checkpoint
+from common.checkpoint.folder import CheckpointFolder
 from common.evaluation.loss import Losses, LossFactory
 from common.evaluation.metric import MetricFactory
 from common.task import Picture
@@ -177,12 +177,12 @@ def test_patterns_name_parts_of_the_task(runs: Runs) -> None:
 def test_a_config_of_before_is_accepted(runs: Runs) -> None:
     """A key that is newer than the checkpoint had the effect of its default; a part that is newer is a change."""
     words = [*PLAIN, "--task.type", "ClassificationTask"]  # the default
-    file = runs.train(*words, "--progress.max_steps", "3") / "checkpoints" / "latest.pt"
+    folder = CheckpointFolder(runs.train(*words, "--progress.max_steps", "3") / "checkpoints")
     state = load(runs.root / "run")
     del state["about"]["config"]["task"], state["about"]["config"]["optim"]["no_decay"]
-    write_checkpoint(state, file)
+    folder.save(state)
     runs.train(*words, "--resume", "auto", "--progress.max_steps", "4")
     state["about"]["config"]["loss"] = {"other": {"type": "CrossEntropyLoss"}}
-    write_checkpoint(state, file)
+    folder.save(state)
     assert runs.fail(*words, "--resume", "auto", "--loss.other.type", "CrossEntropyLoss") == 2
     assert "  loss.CrossEntropyLoss None -> {" in log(runs.root / "run")

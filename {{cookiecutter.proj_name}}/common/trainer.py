@@ -322,7 +322,7 @@ class Trainer:
         state = self.state.state_dict(self.at, self.progress.values, self.progress.pending)
         self.monitor.saving(self.at, best=best, numbered=numbered, mode=self.best.mode)
         self.monitor.recorder.flush()  # metrics reach the disk before the checkpoint
-        self.saver.save(state, step=self.at.step, best=best, numbered=numbered)
+        self.saver.save(state, best=best, numbered=numbered)
         self.monitor.reset_timer()
 
     def finish(self) -> Outcome:

@@ -5,10 +5,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from common.base.files import atomic_file
-from common.checkpoint.file import read_checkpoint, write_checkpoint
+from common.checkpoint.file import read_checkpoint
 from common.checkpoint.folder import best_in
 from common.checkpoint.weights import averaged_state_dict
 from common.config import dump
@@ -77,7 +78,8 @@ def export(weights: Mapping[str, Any], path: Path) -> None:
         with atomic_file(path) as file:
             file.write(data)
     else:
-        write_checkpoint(weights, path)
+        with atomic_file(path) as file:
+            torch.save(weights, file)
 
 
 if __name__ == "__main__":

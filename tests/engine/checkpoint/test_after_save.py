@@ -79,7 +79,7 @@ def test_the_newest_of_each_name_is_next(saved: Any) -> None:
     """While one call takes long, later files replace those that wait, whose links go; a deleted file is still there."""
     function = AfterSave(f"{HERE}:wait")
     for step in range(1, 6):
-        for path in saved(step, step=step if step in (1, 2) else None):
+        for path in saved(step, numbered=step in (1, 2)):
             function.add(path, step)
         time.sleep(0.2 * (step == 1))  # the first call begins
     assert not path.with_name("step_00000001.pt").exists()  # keep: 1

@@ -19,7 +19,7 @@ import torch
 
 from common.base.errors import UserError
 from common.base.files import write_text
-from common.checkpoint.file import CheckpointError, read_checkpoint, write_checkpoint
+from common.checkpoint.file import CheckpointError, read_checkpoint
 from common.checkpoint.folder import CheckpointFolder
 from common.checkpoint.saver import CheckpointConfig, Saver
 from common.distributed import Rank
@@ -43,7 +43,7 @@ def test_killed_at_any_moment_of_saving(tmp_path: Path, record_property: Any) ->
         child = os.fork()
         if child == 0:  # saves as fast as it can, and tells of each save that is done
             for step in range(done + 1, done + 1000):
-                folder.save(state(step, 200_000), step=step, best=step % 2 == 0)
+                folder.save(state(step, 200_000), numbered=True, best=step % 2 == 0)
                 os.write(writer, step.to_bytes(4, "little"))
             os._exit(0)
         os.close(writer)
@@ -70,7 +70,7 @@ def test_the_furthest_whole_one_is_taken_whatever_its_name(tmp_path: Path) -> No
     """By the step inside, not by date or name."""
     folder = CheckpointFolder(tmp_path)
     for step in (9, 10, 11):
-        folder.save(state(step), step=step)
+        folder.save(state(step), numbered=True)
     for path in (folder.latest, tmp_path / "step_00000011.pt"):
         damage(path, "bit")
     os.utime(tmp_path / "step_00000009.pt", (2e9, 2e9))
@@ -156,7 +156,7 @@ def test_a_file_is_on_the_disk_before_it_has_its_name(tmp_path: Path, monkeypatc
     write_text(tmp_path / "status.json", "whole")
     assert done == [("synced", 5), ("named status.json", 5)]
     done.clear()
-    write_checkpoint(state(1), tmp_path / "latest.pt", tmp_path / "best.pt")
+    CheckpointFolder(tmp_path).save(state(1), best=True)
     size = (tmp_path / "latest.pt").stat().st_size
     assert [name for name, _ in done] == ["synced", "named best.pt", "synced", "named latest.pt"]
     assert {each for _, each in done} == {size}
@@ -211,7 +211,7 @@ def test_killed_before_each_operation_of_a_save(tmp_path: Path) -> None:
         folder = CheckpointFolder(tmp_path / str(number))
         folder.folder.mkdir()
         for step in (1, 2):
-            folder.save(state(step), step=step)
+            folder.save(state(step), numbered=True)
         child = os.fork()
         if child == 0:
             left = [number]
@@ -228,7 +228,7 @@ def test_killed_before_each_operation_of_a_save(tmp_path: Path) -> None:
             for name in OPERATIONS:
                 owner = Path if name.startswith("pathlib") else os
                 setattr(owner, name.rpartition(".")[2], die_at(getattr(owner, name.rpartition(".")[2])))
-            folder.save(state(3), step=3, best=True)
+            folder.save(state(3), numbered=True, best=True)
             os._exit(0)
         status = os.waitpid(child, 0)[1]
         assert not folder.latest.samefile(folder.previous)
@@ -375,7 +375,7 @@ def test_nothing_is_lost_while_the_disk_is_full(runs: Runs) -> None:
 def test_a_run_does_not_end_well_without_its_last_save(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("where the folder should be")
     saver = Saver(CheckpointFolder(tmp_path / "file"), CheckpointConfig(), Rank())
-    saver.save(state(1), step=1)
+    saver.save(state(1))
     with pytest.raises(UserError, match="the last checkpoint could not be written"):
         saver.finish()
 
@@ -386,7 +386,7 @@ def test_the_copy_is_of_the_moment_of_saving(tmp_path: Path) -> None:
     saver = Saver(CheckpointFolder(tmp_path), CheckpointConfig(), Rank())
     for step in (1, 2):
         weight.fill_(step)
-        saver.save({"format": 1, "model": {"a": weight, "b": weight}, "position": {"step": step}}, step=step)
+        saver.save({"format": 1, "model": {"a": weight, "b": weight}, "position": {"step": step}})
         weight.fill_(-1)
     saver.finish()
     saved = read_checkpoint(tmp_path / "latest.pt")["model"]
@@ -422,11 +422,11 @@ def test_only_what_loads_safely_is_written(tmp_path: Path) -> None:
     import numpy as np
 
     good = {**state(1), "user": {"mine": {"text": str(torch.__version__), "nested": (1, [2.0, None, True])}}}
-    write_checkpoint({**good, "version": torch.__version__}, tmp_path / "good.pt")
-    assert type(read_checkpoint(tmp_path / "good.pt")["version"]) is str
+    folder = CheckpointFolder(tmp_path)
+    folder.save({**good, "version": torch.__version__})
     with pytest.raises(UserError, match=r"checkpoint.user.mine.best is of type numpy.float64"):
-        write_checkpoint({**state(1), "user": {"mine": {"best": np.float64(1)}}}, tmp_path / "bad.pt")
-    assert not (tmp_path / "bad.pt").exists()
+        folder.save({**state(1), "user": {"mine": {"best": np.float64(1)}}})
+    assert type(read_checkpoint(folder.latest)["version"]) is str
 
 
 @pytest.mark.slow

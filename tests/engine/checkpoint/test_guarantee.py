@@ -13,7 +13,7 @@ import pytest
 import torch
 from PIL import Image
 
-from common.checkpoint.file import write_checkpoint
+from common.checkpoint.folder import CheckpointFolder
 from tests.conftest import Runs, load
 
 COUNTED = r"code \(\d+ files\), config, \d+ packages, machine, data \(\d+ of \d+ samples read again: the same\)"
@@ -135,7 +135,7 @@ def test_a_package_that_is_gone(runs: Runs) -> None:
     folder = runs.train("--progress.epoch", "1")
     state = load(folder)
     state["fingerprint"]["packages"]["no_such_module"] = "1.0"
-    write_checkpoint(state, folder / "checkpoints" / "latest.pt")
+    CheckpointFolder(folder / "checkpoints").save(state)
     assert "not bit-exact (no_such_module 1.0 -> None)" in resumed(runs)
 
 

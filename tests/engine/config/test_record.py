@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from common.checkpoint.file import write_checkpoint
+from common.checkpoint.folder import CheckpointFolder
 from common.config import ConfigError, dump, resolve
 from common.failure.program import report_errors
 import evaluate
@@ -38,7 +38,7 @@ def change(run: Path, **config: Any) -> None:
         if value is ...:
             del part[name]
     (run / "config.yaml").write_text(dump(state["about"]["config"]))
-    write_checkpoint(state, run / "checkpoints" / "latest.pt", run / "checkpoints" / "best.pt")
+    CheckpointFolder(run / "checkpoints").save(state, best=True)
 
 
 @pytest.fixture(params=["evaluate", "resume", "predict", "config"])

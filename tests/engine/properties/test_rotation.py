@@ -94,8 +94,7 @@ class Rotation(RuleBasedStateMachine):
                 replaced.stop()
 
     def save_now(self, numbered: bool, best: bool, before: Callable[[int], None] = lambda count: None) -> None:
-        number = self.step if numbered else None
-        self.operate(lambda: self.folder.save(state(self.step), step=number, best=best), before)
+        self.operate(lambda: self.folder.save(state(self.step), numbered=numbered, best=best), before)
 
     @rule(steps=st.integers(1, 4), numbered=st.booleans(), best=st.booleans())
     def save(self, steps: int, numbered: bool, best: bool) -> None:

@@ -1,4 +1,4 @@
-"""One checkpoint file: written atomically, and read with its checksums verified."""
+"""One checkpoint file: what it may hold, further names for it, and how it is read, with its checksums verified."""
 
 import errno
 import os
@@ -7,7 +7,7 @@ import re
 import shutil
 import zipfile
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +15,6 @@ import torch
 from torch import Tensor
 
 from common.base.errors import UserError
-from common.base.files import atomic_file
-from common.base.nested import map_leaves
 from common.config.problem import join_names
 
 FORMAT = 1  # of the layout: raise it when the code so far would misread a new file
@@ -29,36 +27,8 @@ class CheckpointError(UserError):
     """A file that is missing, damaged, or not a checkpoint. A file that the system cannot read is another error."""
 
 
-def write_checkpoint(state: State, *paths: Path, previous: Path | None = None) -> None:
-    """Write `state` to the first path and link it to the others, each complete or absent.
-
-    Written to a temporary file, flushed to disk, then renamed: the old file stays until the new one is complete.
-    Then it becomes `previous`, the fallback if the new one is damaged later: never the same file under two names.
-
-    Raises:
-        UserError: a value in it could not be loaded again with `weights_only=True`.
-        OSError: the disk is full, the folder is read-only, ...; nothing half-written is left behind.
-    """
-    safe = map_leaves(state, plain)
-    kept: AbstractContextManager[None] = nullcontext()
-    if previous is not None and paths[0].is_file():
-        kept = _linked(paths[0], previous)
-    with kept, atomic_file(paths[0]) as file:
-        try:
-            torch.save(safe, file)
-        except RuntimeError as error:
-            # torch reports a full disk as its own error while it closes the archive; the context has the cause.
-            if isinstance(error.__context__, OSError):
-                raise error.__context__ from error
-            raise
-        file.flush()
-        os.fsync(file.fileno())
-        for link in paths[1:]:  # hard links, before the file gets its own name
-            link_file(Path(file.name), link)
-
-
 @contextmanager
-def _linked(source: Path, path: Path) -> Iterator[None]:
+def linked(source: Path, path: Path) -> Iterator[None]:
     """Link what is `source` before the block as `path`, atomically, after it; an existing file is replaced."""
     beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     beside.unlink(missing_ok=True)
@@ -76,7 +46,7 @@ def _linked(source: Path, path: Path) -> Iterator[None]:
 
 def link_file(source: Path, path: Path) -> None:
     """Link `source` as `path`, atomically; an existing file is replaced."""
-    with _linked(source, path):
+    with linked(source, path):
         pass
 
 

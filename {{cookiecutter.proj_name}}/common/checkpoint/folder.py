@@ -1,22 +1,26 @@
-"""The checkpoints of one run: which are kept, and which to resume from."""
+"""The checkpoints of one run: written atomically; which are kept, and which to resume from."""
 
 import os
 import re
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
 from loguru import logger
 
-from common.base.files import unused_path
+from common.base.files import atomic_file, unused_path
+from common.base.nested import map_leaves
 from common.checkpoint.file import (
     CheckpointError,
     State,
     link_file,
+    linked,
+    plain,
     read_checkpoint,
     step_of,
-    write_checkpoint,
 )
 from common.distributed import Rank, from_main
 
@@ -75,29 +79,52 @@ class CheckpointFolder:
         numbered = [self.folder / name for name in names if _NUMBERED.fullmatch(name)]
         return found + sorted(numbered, key=lambda path: int(path.stem[5:]))
 
-    def save(self, state: State, *, step: int | None = None, best: bool = False) -> None:
-        """Write `latest.pt`, and the same file as `step_<step>.pt` and / or `best.pt`. Then delete old files."""
+    def save(self, state: State, *, numbered: bool = False, best: bool = False) -> None:
+        """Write `latest.pt`, and link it as `best.pt` and `step_<number>.pt` if requested. Then delete old files.
+
+        Written to a temporary file, flushed to disk, then renamed: the old file stays until the new one is complete.
+        Then it becomes `previous.pt`, the fallback if the new one is damaged later: never one file under both names.
+
+        Raises:
+            UserError: a value in it could not be loaded again with `weights_only=True`.
+            OSError: the disk is full, the folder is read-only, ...; nothing half-written is left behind.
+        """
         began = time.monotonic()
+        step = state["position"]["step"]
+        safe = map_leaves(state, plain)
         self.folder.mkdir(exist_ok=True)  # it may have been moved or deleted
         paths = [self.latest]
         if best:
             paths.append(self.best)
-        if step is not None:
+        if numbered:
             paths.append(self.folder / f"step_{step:08d}.pt")
-        write_checkpoint(state, *paths, previous=self.previous)
-        if step is not None and self.keep:
-            numbered = [path for path in self.files() if _NUMBERED.fullmatch(path.name)]
-            for path in numbered[: -self.keep]:
+        kept: AbstractContextManager[None] = nullcontext()
+        if self.latest.is_file():
+            kept = linked(self.latest, self.previous)
+        with kept, atomic_file(self.latest) as file:
+            try:
+                torch.save(safe, file)
+            except RuntimeError as error:
+                # torch reports a full disk as its own error while it closes the archive; the context has the cause.
+                if isinstance(error.__context__, OSError):
+                    raise error.__context__ from error
+                raise
+            file.flush()
+            os.fsync(file.fileno())
+            for path in paths[1:]:  # hard links, before the file gets its own name
+                link_file(Path(file.name), path)
+        if numbered and self.keep:
+            all_numbered = [path for path in self.files() if _NUMBERED.fullmatch(path.name)]
+            for path in all_numbered[: -self.keep]:
                 path.unlink(missing_ok=True)
-        at = state["position"]["step"]
         for path in paths:
             for function in self.after_write:
-                function(path, at)
+                function(path, step)
         names = ", ".join(path.name for path in paths)
         level = "DEBUG"  # latest.pt alone is no news, with a line for each epoch
         if len(paths) > 1:
             level = "INFO"
-        logger.log(level, "saved {} (step {}, {:.2f} s)", names, at, time.monotonic() - began)
+        logger.log(level, "saved {} (step {}, {:.2f} s)", names, step, time.monotonic() - began)
 
     def rewind_to(self, checkpoint: LoadedCheckpoint) -> None:
         """Make `checkpoint`, of this run, the latest; later ones are renamed to `abandoned_...`, and never deleted.

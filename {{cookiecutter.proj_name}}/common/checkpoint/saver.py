@@ -65,7 +65,6 @@ class Saver(AbstractContextManager["Saver"]):
         self,
         state: State,
         *,
-        step: int,
         numbered: bool = False,
         best: bool = False,
     ) -> None:
@@ -77,15 +76,12 @@ class Saver(AbstractContextManager["Saver"]):
             UserError: too many saves in a row have failed.
         """
         self.wait()
-        self.saved_step = step
+        self.saved_step = state["position"]["step"]
         self._saved_at = time.monotonic()
         state = self._copy_to_host(state)
         if not self.rank.is_main:
             return
-        number = None
-        if numbered:
-            number = step
-        self._pending = self._executor.submit(self.folder.save, state, step=number, best=best)
+        self._pending = self._executor.submit(self.folder.save, state, numbered=numbered, best=best)
         if not self.config.background:
             self.wait()
 

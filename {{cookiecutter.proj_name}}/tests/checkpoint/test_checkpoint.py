@@ -92,7 +92,7 @@ def test_what_is_kept(tmp_path: Path) -> None:
     """The newest `keep`; best and latest beside."""
     folder = CheckpointFolder(tmp_path, keep=2)
     for step in range(10, 110, 10):
-        folder.save(state(step), step=step, best=step == 30)
+        folder.save(state(step), numbered=True, best=step == 30)
     names = sorted(path.name for path in tmp_path.iterdir())
     assert names == ["best.pt", "latest.pt", "previous.pt", "step_00000090.pt", "step_00000100.pt"]
     assert read_checkpoint(folder.best)["position"]["step"] == 30
