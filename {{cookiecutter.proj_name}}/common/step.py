@@ -1,6 +1,5 @@
 """One optimizer step of a task: forward, loss, backward, clip, optimizer."""
 
-import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from copy import deepcopy
@@ -179,11 +178,7 @@ class OptimizerStep:
         if self.clip.is_active:
             self.grad_norm = self.clip(update.trained)  # every process, if gradients are sharded
         if self.loss_check is not None and not self.scaler.is_enabled():
-            norm = self.grad_norm
-            if norm is None:
-                norm = gradient_norm(update.trained, here=True)
-            if not norm.is_cpu or not math.isfinite(norm.item()):  # the value of a GPU is read later, without a wait
-                self.loss_check.gradient(at, update.name, norm)
+            self.loss_check.gradients(at, update.name, update.trained, self.grad_norm)
 
     @contextmanager
     def _micro_batch(self, update: TaskUpdate, is_last: bool, size: int) -> Iterator[None]:

@@ -13,6 +13,7 @@ from torch import nn
 
 from common import finite
 from common.failure.program import TrainingError
+from common.progress import Position
 from common.trainer import Trainer
 from tests.conftest import Runs, load, metrics
 from tests.ranks import start_ranks
@@ -220,3 +221,30 @@ def test_nothing_of_it_is_saved(runs: Runs) -> None:
     assert all(ended.codes)
     assert ended.texts[0].count("the loss of step 3 is not a finite number (rank 1, of train samples") == 1
     assert load(runs.root / "run")["position"]["step"] == 2
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("wrong", [None, torch.nan, torch.inf])
+def test_which_gradients_are_finite(dtype: torch.dtype, wrong: float | None) -> None:
+    """The check changes none of them, not even the smallest."""
+    values = torch.tensor([1e-40, -0.0, 1e30, 1.0], dtype=dtype)
+    if wrong is not None:
+        values[3] = wrong
+    weights = [nn.Parameter(torch.zeros(4, dtype=dtype)) for _ in range(3)]  # the last one has no gradient
+    weights[0].grad, weights[1].grad = torch.ones(4, dtype=dtype), values.clone()
+    assert finite.have_finite_gradients(weights) == (wrong is None)
+    size = {2: torch.int16, 4: torch.int32, 8: torch.int64}[dtype.itemsize]
+    assert torch.equal(weights[1].grad.view(size), values.view(size))
+
+
+def test_gradients_that_only_their_norm_tells() -> None:
+    """Sparse and complex ones; without any, all are finite."""
+    complex_one = nn.Parameter(torch.zeros(2, dtype=torch.complex64))
+    sparse = nn.Parameter(torch.zeros(2))
+    assert finite.have_finite_gradients([complex_one, sparse])
+    sparse.grad = torch.ones(2).to_sparse()
+    assert not finite.have_finite_gradients([sparse])
+    complex_one.grad = torch.ones(2, dtype=torch.complex64)
+    assert not finite.have_finite_gradients([complex_one])
+    check = finite.LossCheck(*[None] * 3)
+    check.gradients(Position(), "all", [complex_one], None)
