@@ -35,8 +35,9 @@ def first_batch(size: int, sample: int) -> float:
     """Seconds from nothing to the first batch."""
     start = time.perf_counter()
     dataset = Numbers(size)
-    plan = EpochPlan(EpochOrder({"type": "shuffle"}, dataset, seed=1), batch_size=100)
-    stream = TrainStream(dataset, plan, LoaderConfig(), worker=0, device=torch.device("cpu"))
+    order = EpochOrder({"type": "shuffle"}, dataset, seed=1)
+    plan = EpochPlan(size, batch_size=100)
+    stream = TrainStream(dataset, order, plan, LoaderConfig(), worker=0, device=torch.device("cpu"))
     next(stream.epoch(Position(step=sample // 100, sample=sample, epoch_size=size)))
     return time.perf_counter() - start
 

@@ -114,7 +114,7 @@ def build_stream(config: RunConfig, rank: Rank) -> TrainStream:
     order = EpochOrder(config.loader.order, dataset, config.dist.random_seed)
     check_same({"its first samples": order(0)[:8].tolist()}, rank, "has a different loader.order than rank 0")
     plan = EpochPlan(
-        order,
+        order.size,
         batch_size=config.batch_size,
         accumulate=accumulate,
         rank=rank.rank,
@@ -124,6 +124,7 @@ def build_stream(config: RunConfig, rank: Rank) -> TrainStream:
     )
     return TrainStream(
         dataset,
+        order,
         plan,
         config.loader,
         worker=config.num_workers,

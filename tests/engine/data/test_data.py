@@ -49,16 +49,13 @@ Tensor = torch.Tensor
 
 
 def test_drop_last_leaves_out_the_last_window_only_when_not_full() -> None:
-    dropped = EpochPlan(shuffled(10), batch_size=4, drop_last=True)
-    assert (
-        [window.samples for window in dropped.global_batches(Position())]
-        == [4, 4]
-        == [len(indices) for each in dropped.global_batches(Position()) for indices in each.indices]
-    )
-    assert list(dropped.global_batches(Position()))[-1].after.epoch == 1
-    assert EpochPlan(shuffled(8), batch_size=4, drop_last=True).steps_per_epoch == 2
+    dropped = EpochPlan(10, batch_size=4, drop_last=True)
+    steps = list(dropped.global_batches(shuffled(10)(0), Position()))
+    assert [step.samples for step in steps] == [4, 4] == [len(each) for step in steps for each in step.indices]
+    assert steps[-1].after.epoch == 1
+    assert EpochPlan(8, batch_size=4, drop_last=True).steps_per_epoch == 2
     with pytest.raises(UserError, match="no optimizer step: 3 samples, but one step takes 4"):
-        EpochPlan(shuffled(3), batch_size=4, drop_last=True)
+        EpochPlan(3, batch_size=4, drop_last=True)
 
 
 def test_batches_of_any_nesting_are_moved() -> None:

@@ -93,7 +93,7 @@ def test_the_samples_of_several_steps() -> None:
     """Across the ends of epochs; what is not full is no longer."""
     stream, at, expected = stream_of(Noisy()), Position(epoch_size=10), list[int]()
     for _ in range(7):
-        step = next(stream.plan.global_batches(at))
+        step = next(stream.plan.global_batches(stream.order(at.epoch), at))
         expected += chain(*step.indices)
         at = step.after
     assert stream.samples(Position(epoch_size=10), 7) == expected and at.epoch == 1 and at.sample == 9

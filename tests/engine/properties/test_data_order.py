@@ -36,11 +36,12 @@ class Split:
 
     def plan(self, order: EpochOrder, rank: int = 0, **more: bool) -> EpochPlan:
         split = {"batch_size": self.batch_size, "accumulate": self.accumulate, "world_size": self.world_size}
-        return EpochPlan(order, rank=rank, **split, **more)
+        return EpochPlan(order.size, rank=rank, **split, **more)
 
     def steps(self, order: EpochOrder, at: Position = Position(), **more: bool) -> list[list[GlobalBatch]]:  # noqa: B008
         """Return what each rank sees in each step of the rest of an epoch, by step."""
-        ranks = [list(self.plan(order, rank, **more).global_batches(at)) for rank in range(self.world_size)]
+        plans = [self.plan(order, rank, **more) for rank in range(self.world_size)]
+        ranks = [list(plan.global_batches(order(at.epoch), at)) for plan in plans]
         assert len({len(steps) for steps in ranks}) == 1
         return [list(step) for step in zip(*ranks, strict=True)]
 
@@ -238,8 +239,9 @@ def test_workers_change_nothing(size: int, seed: int, split: Split, worker: int,
     """Workers and resumes leave every sample and its random numbers as they are in one process without workers."""
 
     def read(worker: int, at: Position) -> list[Any]:
-        plan = split.plan(EpochOrder({"type": "shuffle"}, range(size), seed), rank)
-        stream = TrainStream(Noisy(size), plan, LoaderConfig(), worker=worker, device=torch.device("cpu"))
+        order = EpochOrder({"type": "shuffle"}, range(size), seed)
+        plan = split.plan(order, rank)
+        stream = TrainStream(Noisy(size), order, plan, LoaderConfig(), worker=worker, device=torch.device("cpu"))
         steps = [
             ([(batch["index"].tolist(), batch["noise"].tolist()) for batch in step.batches], step.global_batch.after)
             for step in stream.epoch(at)

@@ -16,7 +16,7 @@ from common.base.nested import map_tensors
 from common.config import section
 from common.config.registry import COLLATE_REGISTRY, ORDER_REGISTRY, Registered
 from common.data.keyed import BatchKey, KeyedBatches, SizedDataset, find_collate
-from common.data.order import EpochPlan, GlobalBatch
+from common.data.order import EpochOrder, EpochPlan, GlobalBatch
 from common.data.view import kind_of
 from common.data.workers import Loaded, WaitInterrupted, end_workers, read, set_up_worker
 from common.distributed import Rank, has_streams
@@ -116,7 +116,8 @@ class TrainStream(Reader):
 
     Args:
         dataset: not empty.
-        plan: makes the order of the samples.
+        order: makes the order of an epoch's samples.
+        plan: cuts it into steps.
 
     Attributes:
         steps_per_epoch: optimizer steps; None if unknown.
@@ -132,6 +133,7 @@ class TrainStream(Reader):
     def __init__(
         self,
         dataset: SizedDataset,
+        order: EpochOrder,
         plan: EpochPlan,
         config: LoaderConfig,
         *,
@@ -139,12 +141,13 @@ class TrainStream(Reader):
         device: torch.device,
     ) -> None:
         refuse_lost_state(dataset, worker)
+        self.order = order
         self.plan = plan
         self.steps_per_epoch = plan.steps_per_epoch
-        self.epoch_size = plan.order.size
+        self.epoch_size = order.size
         self.samples_per_step = plan.samples_per_step
         self._keys = _Keys()
-        super().__init__(dataset, config, self._keys, worker, plan.order.seed, device, training=True)
+        super().__init__(dataset, config, self._keys, worker, order.seed, device, training=True)
 
     def sample_batch(self, *, full: bool) -> Any:
         """Return a batch to try a model on: a small one, or a full one, with the shape that a compiler will see.
@@ -169,7 +172,7 @@ class TrainStream(Reader):
             plan = replace(self.plan, rank=rank)
             after = at
             for _ in range(steps):
-                step = next(plan.global_batches(after))
+                step = next(plan.global_batches(self.order(after.epoch), after))
                 after = step.after
                 for indices in step.indices:
                     found += [index % len(self.dataset) for index in indices]
@@ -187,8 +190,9 @@ class TrainStream(Reader):
 
     def epoch(self, at: Position) -> Iterator[Step]:
         """Yield the steps from `at` to the end of its epoch. Skipped samples are not read."""
+        order = self.order(at.epoch)  # of all its samples: common/data/order.py
         # The sampler is ahead of the loop, as workers read ahead. The second copy is paired with what comes back.
-        ahead, global_batches = tee(self.plan.global_batches(at))
+        ahead, global_batches = tee(self.plan.global_batches(order, at))
         self._keys.epoch = at.epoch
         self._keys.global_batches = ahead
         batches: Iterator[Any] = read(self._loader)

@@ -18,6 +18,9 @@ from common.data.view import kind_of
 from common.distributed.seed import mix, random_state_unchanged
 from common.progress import Position
 
+Indices = np.ndarray[Any, Any]
+"""Of samples, in the order in which they are used."""
+
 
 class EpochOrder:
     """The samples of each epoch, by a function `(size, seed, epoch, dataset) -> indices`, called with these.
@@ -44,7 +47,7 @@ class EpochOrder:
         self._latest = np.empty(0)
         self.size = len(self(0))
 
-    def __call__(self, epoch: int) -> np.ndarray[Any, Any]:
+    def __call__(self, epoch: int) -> Indices:
         """Shape (size,). In an epoch that repeats samples, each has a multiple of len(dataset) added to its index.
 
         So each occurrence has random numbers of its own.
@@ -90,7 +93,7 @@ def shuffle(
     seed: int,
     epoch: int,
     dataset: Any,
-) -> np.ndarray[Any, Any]:
+) -> Indices:
     """Each sample once, in an order that is new in each epoch."""
     generator = torch.Generator().manual_seed(mix(seed, epoch))
     return torch.randperm(size, generator=generator).numpy()
@@ -102,7 +105,7 @@ def sequential(
     seed: int,
     epoch: int,
     dataset: Any,
-) -> np.ndarray[Any, Any]:
+) -> Indices:
     """Each sample once, in the order of the dataset."""
     return np.arange(size)
 
@@ -131,14 +134,14 @@ class EpochPlan:
     """Cuts each epoch's order into global batches, these into shares of the ranks, and shares into micro-batches.
 
     Attributes:
-        order: the samples of each epoch.
+        size: samples of an epoch.
         batch_size: samples per micro-batch and process.
         accumulate: micro-batches per optimizer step.
         drop_last: leave out the last global batch of an epoch when it is not full.
         in_blocks: each rank takes neighbouring micro-batches, which are the same on any number of ranks.
     """
 
-    order: EpochOrder
+    size: int
     _: KW_ONLY
     batch_size: int
     accumulate: int = 1
@@ -150,7 +153,7 @@ class EpochPlan:
     def __post_init__(self) -> None:
         if self.steps_per_epoch == 0:
             raise UserError(
-                f"an epoch has no optimizer step: {self.order.size} samples, but one step takes "
+                f"an epoch has no optimizer step: {self.size} samples, but one step takes "
                 f"{self.samples_per_step} ({self.batch_size} x {self.accumulate} accumulated x {self.world_size} "
                 "processes) and loader.drop_last is true"
             )
@@ -164,15 +167,14 @@ class EpochPlan:
     def steps_per_epoch(self) -> int:
         """Optimizer steps in a whole epoch."""
         if self.drop_last:
-            return self.order.size // self.samples_per_step
-        return -(-self.order.size // self.samples_per_step)
+            return self.size // self.samples_per_step
+        return -(-self.size // self.samples_per_step)
 
-    def global_batches(self, at: Position) -> Iterator[GlobalBatch]:
-        """Yield the global batches from `at` to the end of its epoch."""
-        order = self.order(at.epoch)
+    def global_batches(self, order: Indices, at: Position) -> Iterator[GlobalBatch]:
+        """Yield the global batches from `at` to the end of its epoch, which has the samples in this order."""
         batch_size = self.batch_size
         per_step = self.samples_per_step
-        stop = self.order.size  # where no step begins any more
+        stop = self.size  # where no step begins any more
         if self.drop_last:
             stop -= per_step - 1
         for start in range(at.sample, stop, per_step):
@@ -201,5 +203,5 @@ class EpochPlan:
             if start + per_step >= stop:
                 epoch += 1
                 sample = 0
-            at = Position(at.step + 1, epoch, sample, self.order.size)
+            at = Position(at.step + 1, epoch, sample, self.size)
             yield GlobalBatch(indices, weights, sizes, samples, at)

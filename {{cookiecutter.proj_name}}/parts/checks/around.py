@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
+import numpy as np
 from loguru import logger
 from torch.nn.modules.batchnorm import _BatchNorm
 
@@ -40,10 +41,11 @@ def warn_of_single_samples(task: Task, plan: EpochPlan) -> None:
     if not any(isinstance(module, _BatchNorm) for module in task.modules()):
         return
     start = Position(sample=(plan.steps_per_epoch - 1) * plan.samples_per_step)
-    last = [next(replace(plan, rank=rank).global_batches(start)) for rank in range(plan.world_size)]
+    order = np.arange(plan.size)
+    last = [next(replace(plan, rank=rank).global_batches(order, start)) for rank in range(plan.world_size)]
     if any(share.sizes[-1] == 1 for share in last):
         logger.warning(
             "the last step of each epoch has a micro-batch of 1 sample ({} samples, {} in a step): batch norm takes "
             "its statistics from that sample alone, or refuses it: --loader.drop_last true, or another --batch_size",
-            *(plan.order.size, plan.samples_per_step),
+            *(plan.size, plan.samples_per_step),
         )

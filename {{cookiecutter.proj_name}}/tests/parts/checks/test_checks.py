@@ -6,7 +6,7 @@ import pytest
 from loguru import logger
 from torch import nn
 
-from common.data.order import EpochOrder, EpochPlan
+from common.data.order import EpochPlan
 from parts.checks.around import warn_of_single_samples
 from tests.conftest import Runs
 
@@ -23,10 +23,9 @@ def test_a_run_names_its_classes(runs: Runs) -> None:
 )
 def test_a_last_batch_of_one_sample(size: int, drop_last: bool, norm: bool, warns: bool) -> None:
     """Batch norm cannot compute a variance of it."""
-    order = EpochOrder({"type": "sequential"}, range(size), 0)
     lines: list[str] = []
     number = logger.add(lines.append, format="{message}")
     task: Any = nn.Sequential(nn.BatchNorm1d(4) if norm else nn.LayerNorm(4))
-    warn_of_single_samples(task, EpochPlan(order, batch_size=16, drop_last=drop_last))
+    warn_of_single_samples(task, EpochPlan(size, batch_size=16, drop_last=drop_last))
     logger.remove(number)
     assert bool(lines) == warns and all("drop_last true" in line for line in lines)
