@@ -41,7 +41,7 @@ def parse(
     if stored is not None:
         files = []
     if files in ([None], [""]):
-        hint = f"{prog} --config configs/default.yaml; {prog} --help shows every key"
+        hint = f"{prog} --config configs/default.yaml, or --resume experiments/NAME; {prog} --help shows every key"
         raise ConfigError([Problem("--config", ABSENT, "needs a file", hint)])
     if "--debug" in options:
         files.append(PROJECT / "configs" / "debug.yaml")
