@@ -14,6 +14,7 @@ from common.evaluation.loss import Losses, LossFactory
 from common.evaluation.metric import MetricFactory
 from common.task import Picture
 from common.trainer import Trainer
+from engine.conftest import PICTURES
 from tests.conftest import Runs, load, metrics, same
 from tests.ranks import several
 from tests.small import Plain
@@ -113,7 +114,7 @@ class Mistaken(ClassificationTask):
 @pytest.mark.parametrize(("where", "missing"), [("post_process", "labels"), ("pictures", "predictions")])
 def test_mistakes_of_an_evaluation_show_before_training(runs: Runs, where: str, missing: str) -> None:
     """D8: not after an epoch."""
-    assert runs.fail(*of(f"{HERE}.Mistaken", where=where)) == 1
+    assert runs.fail(*of(f"{HERE}.Mistaken", where=where), *PICTURES) == 1
     said = log(runs.root / "run")
     assert f"KeyError: '{missing}'" in said and "in trying a batch of val before training" in said
     assert metrics(runs.root / "run", "train") == []

@@ -16,6 +16,7 @@ import pytest
 import torch
 
 from engine.accelerator.build import HERE, CannotBuild, built
+from engine.conftest import PICTURES
 from tests.conftest import ENVIRONMENT, PROJECT, Runs, metrics
 
 # Of the CPU's run: its generator, and a choice that optimizers make by the kind of device.
@@ -63,13 +64,13 @@ class Accelerator:
 
     def bad(self, *words: str, on: str = "0", **variables: str) -> str:
         """Train to a bad end; what a person reads, in one line."""
-        ended = self.call("train.py", *self.runs.words("--gpu_ids", on, *words), **variables)
+        ended = self.call("train.py", *self.runs.words("--gpu_ids", on, *PICTURES, *words), **variables)
         assert ended.returncode != 0, ended.stdout + ended.stderr
         return " ".join((ended.stdout + ended.stderr).split())
 
     def train(self, *words: str, name: str = "run", on: str = "0", mode: str = "lazy", **variables: str) -> Path:
         """Train to a good end; the folder of the run."""
-        self.good("train.py", *self.runs.words("--gpu_ids", on, *words, name=name), mode=mode, **variables)
+        self.good("train.py", *self.runs.words("--gpu_ids", on, *PICTURES, *words, name=name), mode=mode, **variables)
         return self.runs.root / name
 
 

@@ -7,7 +7,7 @@ import signal
 import pytest
 
 from engine.accelerator.conftest import OF_THE_DEVICE, Accelerator, differing, leaves, read
-from engine.conftest import AVERAGED
+from engine.conftest import AVERAGED, PICTURES
 
 # Each step is saved in the background while the next ones change what is saved.
 SAVES = ("--progress.epoch_save_checkpoint", "2step", "--checkpoint.keep", "0")
@@ -52,7 +52,7 @@ def test_killed_and_resumed(accelerator: Accelerator) -> None:
     words = ("--model.dropout", "0.5", "--progress.epoch_save_latest", "3step", *AVERAGED)
     uncut = accelerator.train(*words, name="uncut")
     plugin = ("--plugins", "[engine.accelerator.parts.kill]")
-    line = accelerator.runs.words("--gpu_ids", "0", *words, *plugin, name="cut")
+    line = accelerator.runs.words("--gpu_ids", "0", *PICTURES, *words, *plugin, name="cut")
     assert accelerator.call("train.py", *line, KILL_AFTER="8").returncode == -signal.SIGKILL
     assert read(accelerator.runs.root / "cut" / "checkpoints" / "latest.pt")["position"]["step"] == 6
     resumed = accelerator.train(*words, "--resume", "auto", name="cut")

@@ -26,6 +26,7 @@ from common.distributed import Rank
 from common.progress import Position
 from common.trainer import Trainer
 import train
+from engine.conftest import PICTURES
 from tests.checkpoint.test_checkpoint import damage, state
 from tests.conftest import PROJECT, Runs, load, metrics, run, same
 
@@ -350,7 +351,7 @@ def test_nothing_is_lost_while_the_disk_is_full(runs: Runs) -> None:
     """Pictures and evaluations' folders are left out with a word; log, numbers and checkpoints come when they can."""
     small = [
         "--progress.epoch", "4", "--monitor.writers", "[tensorboard]", "--pictures.files", "true",
-        "--pictures.every", "2", "--progress.epoch_eval", "1", "--checkpoint.failures", "100",
+        "--pictures.every", "2", *PICTURES, "--progress.epoch_eval", "1", "--checkpoint.failures", "100",
     ]  # fmt: skip
     uncut = runs.train(*small, name="uncut")
     plugin = ["--plugins", "[engine.checkpoint.test_checkpoint:full_for_a_while]"]

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from common.evaluation.metric import GatheredMetric, Results
 from common.task import Picture, Task
+from engine.conftest import PICTURES
 from tests.conftest import Runs, load, metrics
 from custom.datasets.digits_dataset import DigitsDataset
 from custom.tasks.classification_task import ClassificationTask
@@ -99,6 +100,7 @@ ALONE = [
     "loss",
     "--pictures.every",
     "3",
+    *PICTURES,
 ]
 ALONE += ["--metric", "{$REPLACE: true}"]
 

@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 
 from common.evaluation.metric import class_numbers
+from engine.conftest import PICTURES
 from library.metrics.confusion_metric import ConfusionMatrix
 from library.metrics.curve_metric import AreaUnderCurve
 from tests.conftest import Runs, metrics
@@ -52,7 +53,7 @@ def test_ignored_labels_change_nothing(runs: Runs, mark: int, ignore: int) -> No
     words += ["--dataset.val", f"{{$REPLACE: true, all: {{{section}, mark: {mark}}}, half: {{{section}}}}}"]
     words += ["--loss", f"{{$REPLACE: true, CrossEntropyLoss: {{ignore_index: {ignore}}}}}"]
     words += ["--metric", "{$REPLACE: true, Accuracy: {}, ConfusionMatrix: {}}", "--best.metric", "all.Accuracy"]
-    words += ["--pictures.files", "true", "--progress.epoch", "1", "--debug.max_samples", "0"]
+    words += ["--pictures.files", "true", *PICTURES, "--progress.epoch", "1", "--debug.max_samples", "0"]
     folder = runs.train(*words)
     values = metrics(folder, "val")[-1]["values"]
     for name in ("loss", "Accuracy", "ConfusionMatrix.macro_f1"):
@@ -72,6 +73,7 @@ def test_soft_labels(runs: Runs) -> None:
         "soft.Accuracy",
         "--pictures.files",
         "true",
+        *PICTURES,
         "--progress.epoch",
         "1",
         "--debug.max_samples",

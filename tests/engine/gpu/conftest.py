@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 
+from engine.conftest import PICTURES
 from tests.conftest import ENVIRONMENT, Runs, load, metrics
 from tests.ranks import start_ranks
 
@@ -78,7 +79,7 @@ class Device:
     def words(self, *words: str, name: str = "run", group: str = "") -> list[str]:
         """Return the command line of a small run; `group`: on all devices."""
         ids = "-1" if not self.is_gpu else "all" if group == "all" else "0"
-        plugin = ["--plugins", "[engine.gpu.parts.take_notes]"]
+        plugin = ["--plugins", "[engine.gpu.parts.take_notes]", *PICTURES]
         return self.runs.words("--gpu_ids", ids, *plugin, *words, name=name)
 
     def processes(self, group: str) -> int:

@@ -4,6 +4,7 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from common.config import ConfigError
+from engine.conftest import PICTURES
 from tests.conftest import Runs
 
 HERE = "engine.monitor.test_writers"
@@ -28,7 +29,7 @@ def test_what_tensorboard_shows(runs: Runs) -> None:
     """Groups of curves, pictures in one of their own that comes last, and texts."""
     folder = runs.train(
         "--monitor.writers", "[tensorboard]", "--progress.max_steps", "6",
-        "--progress.epoch_eval", "1", "--pictures.every", "4", "--optim.groups", "[{match: head.*}]",
+        "--progress.epoch_eval", "1", "--pictures.every", "4", *PICTURES, "--optim.groups", "[{match: head.*}]",
         "--metric.ConfusionMatrix", "{}", "--metric.MeanAveragePrecision", "{}",
     )  # fmt: skip
     board = EventAccumulator(str(folder / "event")).Reload()
