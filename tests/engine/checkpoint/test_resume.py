@@ -1,19 +1,13 @@
 """Exact resume: a run that was cut anywhere and resumed is, to the last bit, the run that was never cut."""
 
-import itertools
 import re
 import signal
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import DataLoader
 
-import common.checkpoint.state
-import common.data.keyed
-import common.data.loader
 import common.step
 import train
 from tests.checkpoint.test_resume import resumed_by
@@ -91,74 +85,11 @@ def test_a_restarted_job_goes_on_with_its_own_run(runs: Runs, option: str, monke
     assert f"resuming {folder}/checkpoints/latest.pt" in (folder / "train.log").read_text()
 
 
-@pytest.mark.parametrize("background", ["true", "false"])
-def test_background_saving_changes_nothing(runs: Runs, background: str) -> None:
+def test_background_saving_changes_nothing(runs: Runs) -> None:
     """Saving must not move any stream, wherever it happens."""
     uncut = final(runs.train(*words("warm-up"), name="uncut"))
-    other = final(runs.train(*words("warm-up", "--checkpoint.background", background), name="other"))
+    other = final(runs.train(*words("warm-up", "--checkpoint.background", "true"), name="other"))
     assert differing(uncut, other) == []
-
-
-def _no_random_streams(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(common.checkpoint.state, "set_random_state", lambda state, device: None)
-
-
-def _no_generator_of_its_own(patch: pytest.MonkeyPatch) -> None:
-    class Plain(DataLoader[Any]):
-        def __init__(self, *arguments: Any, generator: Any, **named: Any) -> None:
-            super().__init__(*arguments, **named)
-
-    patch.setattr(common.data.loader, "DataLoader", Plain)
-
-
-def _no_keys(patch: pytest.MonkeyPatch) -> None:
-    seed_all, numbers = common.data.keyed.seed_all, itertools.count()
-    patch.setattr(common.data.keyed, "seed_all", lambda seed: seed_all(next(numbers)))  # by what was read before
-
-
-def leaving_out(part: str, *names: str) -> Any:
-    """Checkpoints whose `part` comes back without `names`, as fresh."""
-
-    def apply(patch: pytest.MonkeyPatch) -> None:
-        original = common.checkpoint.state.RunState.load_state_dict
-
-        def load_state_dict(self: Any, state: dict[str, Any], source: Path) -> Any:
-            fresh = self.states[part].state_dict()
-            mixed = {**state[part], **{name: fresh[name] for name in names}} if names else fresh
-            return original(self, {**state, part: mixed}, source)
-
-        patch.setattr(common.checkpoint.state.RunState, "load_state_dict", load_state_dict)
-
-    return apply
-
-
-CONTROLS = {
-    "random streams": ("plain", _no_random_streams),
-    "a generator of the loader's own": ("workers", _no_generator_of_its_own),
-    "keys of the samples": ("workers", _no_keys),
-    "the optimizer": ("momentum", leaving_out("optimizer")),
-    "the loss scale": ("fp16", leaving_out("precision")),
-    "the plateau's memory": ("plateau", leaving_out("schedule")),
-    "the best value": ("early-stop", leaving_out("best")),
-}
-
-
-@pytest.mark.parametrize("ingredient", CONTROLS)
-def test_without(runs: Runs, ingredient: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each ingredient is needed; without it the resumed run differs."""
-    kind, remove = CONTROLS[ingredient]
-    if ingredient == "the loss scale":  # make the scale move within a few steps, so that losing it shows
-        monkeypatch.setattr(torch.amp.GradScaler, "get_growth_interval", lambda self: 2)
-        original = torch.amp.GradScaler.__init__
-        monkeypatch.setattr(
-            torch.amp.GradScaler,
-            "__init__",
-            lambda self, device, **options: original(self, device, growth_interval=2, **options),
-        )
-    remove(monkeypatch)
-    uncut = final(runs.train(*words(kind), name="uncut"))
-    cut(runs, kind, 8)
-    assert differing(uncut, final(runs.train(*words(kind, "--resume", "auto"), name="cut")))
 
 
 def guarantee(folder: Path) -> str:

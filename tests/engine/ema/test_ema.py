@@ -11,12 +11,11 @@ from common.base.errors import UserError
 from common.checkpoint.weights import averaged_state_dict
 from common.config import ConfigError
 from common.progress import Position
-from engine.checkpoint.test_resume import leaving_out
 from tests.conftest import Runs, load, metrics, same
 from tests.parts.ema import test_ema as project
 from tests.parts.ema.test_ema import AVERAGED, FIXED, Net, moved, values
 from tests.ranks import several
-from tests.resume import cut, differing, final, words
+from tests.resume import differing, final, words
 from tools import checkpoint as tool
 
 build = project.build  # the fixture
@@ -131,16 +130,6 @@ def test_mistakes_are_refused(build, text: str) -> None:
     """Ranges and names are checked when the configuration is read."""
     with pytest.raises(ConfigError, match=r"optim\.ema\.(start|decay|every|dcay)"):
         build(text, nn.Linear(1, 1))
-
-
-@pytest.mark.parametrize("names", [["shadow"], ["steps", "updates"]])
-def test_without_it_a_resume_differs(runs: Runs, names: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """The averages and their counts are needed."""
-    uncut = final(runs.train(*words("plain", *AVERAGED), name="uncut"))
-    cut(runs, "plain", 8, *AVERAGED)
-    leaving_out("ema", *names)(monkeypatch)
-    folder = runs.train(*words("plain", *AVERAGED, "--resume", "auto"), name="cut")
-    assert "latest.ema" in differing(uncut, final(folder))
 
 
 def test_a_skipped_step_is_not_averaged(runs: Runs) -> None:
