@@ -56,6 +56,7 @@ def test_cut_inside_an_epoch(runs: Runs, module: str) -> None:
     same(load(whole)["model"], load(cut)["model"])
 
 
+@pytest.mark.slow
 def test_two_processes_train_on_the_same_samples(runs: Runs, module: str) -> None:
     """Each step is the mean over the samples of both; in the last step of an epoch, one of them has none."""
     more = ["--model", "{$REPLACE: true, type: tests.small.Plain}", "--optim.optim_type", "SGD"]

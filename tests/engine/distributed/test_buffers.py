@@ -103,13 +103,13 @@ def resumed(runs: Runs, words: list[str], *, calls: int, world: int = 2) -> tupl
     return states[0], states[1], log(runs.root / "cut")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("world", "batch", "more"),
     [
-        (2, "16", []),
-        pytest.param(3, "16", ["--optim.accumulate", "2"], marks=pytest.mark.slow),
-        pytest.param(2, "16", ["--dist.strategy", "fsdp"], marks=pytest.mark.slow),
-        pytest.param(2, "16", ["--dist.broadcast_buffers", "false"], marks=pytest.mark.slow),
+        (3, "16", ["--optim.accumulate", "2"]),
+        (2, "16", ["--dist.strategy", "fsdp"]),
+        (2, "16", ["--dist.broadcast_buffers", "false"]),
     ],
 )
 def test_what_all_processes_count_is_what_one_counts(runs: Runs, world: int, batch: str, more: list[str]) -> None:
@@ -241,13 +241,13 @@ FULL = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("world", "optimizer", "accumulate"),
     [
-        (2, [*LBFGS, "{line_search_fn: strong_wolfe}"], 1),
-        pytest.param(3, [*LBFGS, "{line_search_fn: strong_wolfe}"], 2, marks=pytest.mark.slow),
-        pytest.param(2, [*LBFGS, "{max_iter: 10}"], 2, marks=pytest.mark.slow),
-        pytest.param(2, ["--optim.optim_type", f"{HERE}.Halving", "--optim.lr", "8"], 1, marks=pytest.mark.slow),
+        (3, [*LBFGS, "{line_search_fn: strong_wolfe}"], 2),
+        (2, [*LBFGS, "{max_iter: 10}"], 2),
+        (2, ["--optim.optim_type", f"{HERE}.Halving", "--optim.lr", "8"], 1),
     ],
 )
 def test_closures_decide_by_the_loss_of_all_ranks(

@@ -195,6 +195,7 @@ def own_state(trainer: Trainer) -> None:
     trainer.register_state("copy", Copy())
 
 
+@pytest.mark.slow
 def test_state_of_ones_own(runs: Runs) -> None:
     """Sharded tensors in it are found, and saved whole."""
     several(runs, 2, runs.words(*PLAIN, *FSDP, "--plugins", "[engine.model.test_fsdp:own_state]"))

@@ -40,6 +40,7 @@ def test_counting_changes_no_bit(runs: Runs, words: tuple[str, ...]) -> None:
     assert [row["values"] for row in metrics(plain, "train")] == [row["values"] for row in metrics(counted, "train")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
 def test_counting_changes_no_bit_on_ranks(runs: Runs, strategy: str) -> None:
     """Every rank takes part, past DDP's exchange of gradients and through FSDP's of weights."""
