@@ -2,7 +2,6 @@
 
 import os
 import signal
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -17,7 +16,7 @@ import train
 from parts.after_save import calls
 from parts.after_save.calls import AfterSave, Saved
 from tests.checkpoint.test_checkpoint import state
-from tests.conftest import PROJECT, Runs, run
+from tests.conftest import PROJECT, Runs
 from tools.record import run as record
 
 HERE = "engine.checkpoint.test_after_save"
@@ -165,16 +164,14 @@ def test_a_signal_while_nothing_waits(runs: Runs) -> None:
 def test_a_trial_publishes_nothing(runs: Runs, tmp_path: Path) -> None:
     """What `tools.check`, `same`, `verify` and `bisect` train, and a run with `--debug`, is not for others."""
     section = f"[{{type: '{HERE}:note', to: {tmp_path}}}]"
-    words = runs.words("--checkpoint.after_save", section, name="tried")
+    words = runs.words("--checkpoint.after_save", section, "--progress.epoch", "1", name="tried")
     record.train(PROJECT, words, tmp_path / "record", env={"PYTHONPATH": str(PROJECT.parent / "tests")})
     assert (runs.root / "tried" / "checkpoints" / "latest.pt").exists() and not (tmp_path / "calls.txt").exists()
-    runs.train("--checkpoint.after_save", section, name="meant")
+    runs.train("--checkpoint.after_save", section, "--progress.epoch", "1", name="meant")
     assert (tmp_path / "calls.txt").exists()
     config = tmp_path / "mine.yaml"
     config.write_text(f"$BASE: {PROJECT}/configs/default.yaml\ncheckpoint: {{after_save: {section}}}\n")
     (tmp_path / "calls.txt").unlink()
-    variables = os.environ | {"PYTHONPATH": str(PROJECT.parent / "tests")}
-    words = ["--debug", "--dir.runs_dir", str(tmp_path), "--monitor.writers", "[]"]
-    done = run([sys.executable, "train.py", "--config", str(config), *words], env=variables)
-    assert done.returncode == 0, done.stderr
+    words = ["--debug", "--dir.runs_dir", str(tmp_path), "--monitor.writers", "[]", "--progress.epoch", "1"]
+    assert train.main(["--config", str(config), *words]) == 0
     assert (tmp_path / "debug" / "checkpoints" / "latest.pt").exists() and not (tmp_path / "calls.txt").exists()

@@ -129,7 +129,7 @@ def line(name: str, *more: str, plugin: str = "hand_over", samples: int = 0) -> 
 
 
 @pytest.mark.parametrize("name", ["InStep", "Pass"])
-@pytest.mark.parametrize("at", [2, 4, 6])
+@pytest.mark.parametrize("at", [4, 6])
 def test_records_of_the_present_weights(runs: Runs, name: str, at: int) -> None:
     """Those of a step are made after the step before it, and made again after a resume; 70 in steps of 32, 32 and 6."""
     more = ["--task", f"{{type: {__name__}.Fresh}}", "--progress.epoch", "3", "--batch_size", "16"]

@@ -52,17 +52,16 @@ class Lazy(nn.Module):
         return self.layers(image)
 
 
-@pytest.mark.parametrize("workers", ["0", "1"])
 @pytest.mark.parametrize(
-    ("how", "message"),
+    ("how", "message", "workers"),
     [
-        ("none", r"NoneType"),
-        ("empty", r"NoneType"),
-        ("lacks", r"KeyError: 'label'"),
-        ("more", r"KeyError: 'mask'"),
-        ("size", r"equal size, but got \[1, 8, 8\] at entry 0 and \[1, 9, 8\] at entry 1"),
-        ("text", r"\w+Error: .*str"),
-        ("tuple", r"TypeError"),
+        ("none", r"NoneType", "0"),
+        ("empty", r"NoneType", "1"),
+        ("lacks", r"KeyError: 'label'", "0"),
+        ("more", r"KeyError: 'mask'", "0"),
+        ("size", r"equal size, but got \[1, 8, 8\] at entry 0 and \[1, 9, 8\] at entry 1", "1"),
+        ("text", r"\w+Error: .*str", "0"),
+        ("tuple", r"TypeError", "0"),
     ],
 )
 def test_samples_that_make_no_batch(error_of: ErrorOf, how: str, message: str, workers: str) -> None:
