@@ -31,15 +31,16 @@ SIGNALLED = [
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["plateau", "early-stop", "workers"])
 @pytest.mark.parametrize(
-    ("call", "step", "owed"),
+    ("kind", "call", "step", "owed"),
     [
         # The first two calls try a batch of each set.
-        (10, 4, ["val"]),  # the third batch of the second validation
-        (15, 5, ["eval"]),  # of the evaluation at the end of the first epoch
-        (30, 10, ["eval", "val"]),  # after the last step
-        (32, 10, ["eval", "val"]),  # the last batch of that
+        ("plateau", 10, 4, ["val"]),  # the third batch of the second validation
+        ("early-stop", 10, 4, ["val"]),
+        ("workers", 10, 4, ["val"]),
+        ("plateau", 15, 5, ["eval"]),  # of the evaluation at the end of the first epoch
+        ("early-stop", 30, 10, ["eval", "val"]),  # after the last step
+        ("workers", 32, 10, ["eval", "val"]),  # the last batch of that
     ],
 )
 def test_stopped_in_an_evaluation(
