@@ -25,7 +25,7 @@ def kill(trainer: Trainer) -> None:
 
 def mark_waits(trainer: Trainer) -> None:
     """Write into the file of waits when the loop enters and leaves what may wait."""
-    for name in ("log", "validate", "evaluate", "save", "finish"):
+    for name in ("log", "evaluate", "save", "finish"):
         setattr(trainer, name, _marked(getattr(trainer, name), name))
     around.draw_training = _marked(around.draw_training, "pictures")
 

@@ -45,7 +45,7 @@ def test_those_of_a_log_line_an_evaluation_and_a_save(waits: Waits) -> None:
     assert found["log"] == losses | read
     checked = "item  common/finite.py are_finite"
     assert found["save"] == {checked: 2, "device.synchronize  common/checkpoint/saver.py _copy_to_host": 2}
-    assert found["validate"] == {
+    assert found["evaluate"] == {
         "copy to the host  common/finite.py finish": 1,  # the other validation follows a log line
         "copy to the host  common/monitor/meter.py to_floats": 3,
         "item  custom/metric/accuracy_metric.py update": 4,
