@@ -101,12 +101,6 @@ def test_eval_finds_a_relative_checkpoint_from_where_the_user_stands(call, tmp_p
     assert arguments[3:] == ["--gpu_ids", "0"]
 
 
-def test_eval_without_a_checkpoint_explains_itself(call) -> None:
-    done = call("eval.sh", PYTHON=sys.executable)
-    assert done.returncode == 2
-    assert "which checkpoint? python evaluate.py --model_pt" in done.stderr
-
-
 @pytest.mark.parametrize("words", [["best.pt"], ["--model_pt", "best.pt"], ["--model_pt=best.pt"]])
 def test_eval_takes_the_checkpoint_as_every_command_does(call, tmp_path: Path, words: list[str]) -> None:
     """Relative to the folder of the caller, which is not the project."""

@@ -1,6 +1,7 @@
 """Checkpoints that cannot be lost, and files of weights."""
 
 import errno
+import shutil
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -36,11 +37,22 @@ def damage(path: Path, how: str) -> None:
     )
 
 
+@pytest.fixture(scope="module")
+def begun(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that stopped after 4 steps; to be copied."""
+    return Runs(tmp_path_factory.mktemp("begun")).train(*SAVES, "--progress.max_steps", "4")
+
+
+@pytest.fixture(scope="module")
+def uncut(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What the same run ends with if it is never stopped."""
+    return load(Runs(tmp_path_factory.mktemp("uncut")).train(*SAVES))
+
+
 @pytest.mark.parametrize("how", ["empty", "zeros", "cut", "bit"])
-def test_a_damaged_newest_falls_back(runs: Runs, how: str) -> None:
+def test_a_damaged_newest_falls_back(runs: Runs, begun: Path, uncut: dict[str, Any], how: str) -> None:
     """The one before is used, with a warning that names the file; the result is that of the uncut run."""
-    uncut = load(runs.train(*SAVES, name="uncut"))
-    folder = runs.train(*SAVES, "--progress.max_steps", "4")
+    folder = Path(shutil.copytree(begun, runs.root / "run"))
     damage(folder / "checkpoints" / "latest.pt", how)
     runs.train(*SAVES, "--resume", "auto")
     log = (folder / "train.log").read_text()
@@ -50,9 +62,11 @@ def test_a_damaged_newest_falls_back(runs: Runs, how: str) -> None:
 
 
 @pytest.mark.parametrize("error", [OSError(errno.EIO, "Input/output error"), MemoryError("out of memory")])
-def test_what_cannot_be_read_is_not_replaced(runs: Runs, monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+def test_what_cannot_be_read_is_not_replaced(
+    runs: Runs, begun: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
     """The resume ends with the reason; no older file takes the place of the newest, which may be whole."""
-    folder = runs.train(*SAVES, "--progress.max_steps", "4") / "checkpoints"
+    folder = Path(shutil.copytree(begun, runs.root / "run")) / "checkpoints"
     before = {path.name: path.read_bytes() for path in folder.iterdir()}
     whole = zipfile.ZipFile
 

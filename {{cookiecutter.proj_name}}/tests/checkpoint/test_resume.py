@@ -17,7 +17,13 @@ from tests.ranks import several
 from tests.resume import KINDS, STEPS, cut, differing, final, same_after_cut, words
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.fixture(scope="module")
+def uncut(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What a run ends with that was never cut, of the kind "warm-up"."""
+    return final(Runs(tmp_path_factory.mktemp("uncut")).train(*words("warm-up")))
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "warm-up"])
 def test_cut_in_the_middle_and_resumed(runs: Runs, kind: str) -> None:
     """Each thing that has a state, cut inside the second epoch, in the midst of a window."""
     same_after_cut(runs, kind, at=23 if kind == "accumulate" else 8)
@@ -26,22 +32,27 @@ def test_cut_in_the_middle_and_resumed(runs: Runs, kind: str) -> None:
 @pytest.mark.parametrize(
     "at", [pytest.param(at, marks=() if at % 3 == 1 else pytest.mark.slow) for at in range(2, STEPS + 1)]
 )
-def test_cut_at_any_step(runs: Runs, at: int) -> None:
+def test_cut_at_any_step(runs: Runs, uncut: dict[str, Any], at: int) -> None:
     """Before every step: inside an epoch, at its boundary (6), after a validation (3), before the last."""
-    same_after_cut(runs, "warm-up", at=at)
+    cut(runs, "warm-up", at)
+    folder = runs.train(*words("warm-up", "--resume", "auto"), name="cut")
+    assert differing(uncut, final(folder)) == []
+    assert "this resume is bit-exact" in (folder / "train.log").read_text()
 
 
-def test_a_resume_of_a_resume_inside_one_epoch(runs: Runs) -> None:
+def test_a_resume_of_a_resume_inside_one_epoch(runs: Runs, uncut: dict[str, Any]) -> None:
     """The second cut is where others drift."""
-    same_after_cut(runs, "warm-up", at=(3, 2, 1))
+    cut(runs, "warm-up", 3)
+    for at in (2, 1):
+        cut(runs, "warm-up", at, "--resume", "auto")
+    assert differing(uncut, final(runs.train(*words("warm-up", "--resume", "auto"), name="cut"))) == []
 
 
 @pytest.mark.parametrize("worker", ["0", "2"])
-def test_workers_do_not_change_the_run(runs: Runs, worker: str) -> None:
+def test_workers_do_not_change_the_run(runs: Runs, uncut: dict[str, Any], worker: str) -> None:
     """0 and 2 workers train the same run, and it may be resumed with another number."""
-    uncut = final(runs.train(*words("plain"), name="uncut"))
-    cut(runs, "plain", 8, "--num_workers", worker)
-    folder = runs.train(*words("plain", "--resume", "auto", "--num_workers", str(2 - int(worker))), name="cut")
+    cut(runs, "warm-up", 8, "--num_workers", worker)
+    folder = runs.train(*words("warm-up", "--resume", "auto", "--num_workers", str(2 - int(worker))), name="cut")
     assert differing(uncut, final(folder)) == []
 
 

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from filelock import FileLock  # comes with torch
 
 from common.ops.toolchain import find_compiler
 from tests.conftest import ENVIRONMENT, PROJECT
@@ -32,9 +33,13 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> str:
     """Where the library lies that these tests use; the kernels are loaded, if there are any."""
     target = os.environ.get("OPS_BUILD_DIR")
     if target is None:
-        target = str(tmp_path_factory.mktemp("ops"))
+        folder = tmp_path_factory.getbasetemp()
+        if "PYTEST_XDIST_WORKER" in os.environ:
+            folder = folder.parent  # one build for all of them: the first builds it, the others find it
+        target = str(folder / "ops")
         if find_compiler() is not None:
-            done = install(OPS_BUILD_DIR=target, FORCE_CUDA="")  # CUDA if there are nvcc and a GPU
+            with FileLock(f"{target}.lock"):
+                done = install(OPS_BUILD_DIR=target, FORCE_CUDA="")  # CUDA if there are nvcc and a GPU
             assert done.returncode == 0, done.stderr
     for library in Path(target).glob("*.so"):
         ctypes.CDLL(str(library))  # torch.ops.load_library would make it a part of what runs in later tests record

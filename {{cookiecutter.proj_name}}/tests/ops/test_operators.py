@@ -104,18 +104,17 @@ def test_gradients_are_derivatives(layout: str) -> None:
     assert torch.autograd.gradcheck(lambda grad, each: operator_backward(grad, each, 1.5), (y, x))
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("layout", ["matrix", "transposed", "sliced", "expanded", "empty"])
 @pytest.mark.usefixtures("device")
-def test_pytorch_finds_nothing_wrong(layout: str, dtype: torch.dtype) -> None:
+def test_pytorch_finds_nothing_wrong(layout: str) -> None:
     """Schema, registration of the gradient, shapes without data, and tracing, as PyTorch itself checks them."""
-    x, y = (LAYOUTS[layout](dtype, seed).clone(memory_format=torch.preserve_format) for seed in (0, 1))
+    x, y = (LAYOUTS[layout](torch.float32, seed).clone(memory_format=torch.preserve_format) for seed in (0, 1))
     torch.library.opcheck(scale_operator, (x.requires_grad_(), 2.0, 1.0))
     torch.library.opcheck(add_operator, (x, y.requires_grad_()))
     torch.library.opcheck(operator_backward, (y, x, 2.0))
 
 
-@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
 @pytest.mark.usefixtures("device")
 def test_compiled_without_a_break(backend: str) -> None:
     """torch.compile with fullgraph fails at the first thing it cannot trace."""

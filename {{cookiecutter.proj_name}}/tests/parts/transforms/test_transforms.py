@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from common.data.sections import build_dataset
 import train
 from tests.conftest import Runs, same
-from tests.resume import differing, final, same_after_cut, words
+from tests.resume import cut, differing, final, words
 from tests.samples import Digits
 
 DATA = Path(train.__file__).parent / "data"
@@ -77,7 +77,8 @@ def test_random_transforms_do_not_depend_on_workers_or_resumes(runs: Runs) -> No
     kind = "tests.samples.Digits"
     section = f"{{$REPLACE: true, type: {kind}, transforms: [{scale}]}}"  # the dataset itself draws nothing
     more = words("plain", "--dataset.train", section)
-    alone = final(same_after_cut(runs, "plain", *more, at=5)[0])
-    assert differing(alone, final(runs.train(*more, "--num_workers", "2", name="workers"))) == []
+    alone = final(runs.train(*more, name="alone"))
+    cut(runs, "plain", 5, "--dataset.train", section, "--num_workers", "2")
+    assert differing(alone, final(runs.train(*more, "--resume", "auto", name="cut"))) == []
     without = final(runs.train(*words("plain", "--dataset.train", f"{{$REPLACE: true, type: {kind}}}"), name="without"))
     assert not same(alone["latest"]["model"], without["latest"]["model"])
