@@ -3,17 +3,12 @@
 They use the fixtures, the small parts and the settings of the project's own tests.  python -m pytest tests/engine
 """
 
-import functools
 import os
 import sys
-from collections.abc import Callable
-from importlib import metadata
 from pathlib import Path
 
 TESTS = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(TESTS.parent / "{{cookiecutter.proj_name}}"))
-
-import torch  # noqa: E402
 
 import tests.conftest  # noqa: E402 - it lies in the folder above
 
@@ -25,16 +20,5 @@ tests.conftest.ENVIRONMENT["PYTHONPATH"] += f"{os.pathsep}{TESTS}"
 # What they say is compared word by word, with the names of the parts that a project has at first.
 tests.conftest.CONFIG = Path(__file__).with_name("base.yaml")
 tests.conftest.SMALL["--config"] = str(tests.conftest.CONFIG)
-# As for each test, for the fixtures that are made once for several.
-torch.set_num_threads(1)
 # A picture takes as long as a step; what draws some says how many.
 tests.conftest.SMALL["--pictures.number"] = "0"
-
-
-@functools.cache
-def version(name: str, path: tuple[str, ...], asked: Callable[[str], str] = metadata.version) -> str:
-    """Return a version from files that are read once: each start of a run asks for those of all packages."""
-    return asked(name)
-
-
-metadata.version = lambda distribution_name: version(distribution_name, tuple(sys.path))
