@@ -14,7 +14,7 @@ from common.config import ConfigError, resolve
 from common.optim import Clip, build_optimizer, needs_closure
 from common.optim.groups import learning_rates
 from common.optim.precision import build_precision
-from tests.optim.test_optim import CPU, Root, backward, clipped, gradients_of, loss_of, mlp, train, with_gradients
+from tests.optim.test_optim import CPU, Root, backward, clipped, gradients_of, loss_of, mlp, with_gradients
 
 
 @pytest.fixture
@@ -48,7 +48,15 @@ def test_lbfgs_solves_and_is_the_only_one_that_needs_a_closure(configured) -> No
     optimizer = build_optimizer(config, model)
     assert needs_closure(optimizer)
     assert optimizer.param_groups[0]["max_iter"] == 50
-    train(model, optimizer, 4)
+
+    def closure() -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = loss_of(model)
+        loss.backward()
+        return loss
+
+    for _ in range(4):
+        optimizer.step(closure)
     assert loss_of(model).item() < 1e-3
     assert not needs_closure(build_optimizer(configured().optim, model))
 
