@@ -18,7 +18,6 @@ from common.optim.clip import gradient_norm
 from common.optim.precision import Precision
 from common.progress import Position
 
-_ONE = torch.ones((), dtype=torch.float32)
 _ENDED = 20  # steps that fp16 skips in a row, after which the run ends
 
 
@@ -33,21 +32,20 @@ def are_finite(tensors: Sequence[Tensor]) -> bool:
 
 
 def have_finite_gradients(parameters: Sequence[Tensor]) -> bool:
-    """Return whether all gradients on the CPU are finite, in a third of the time that their norm takes.
+    """Return whether the gradients of parameters on the CPU have finite norms, each by itself: faster than that of all.
 
-    False also for those on a device, and for sparse, complex and sharded ones.
+    False also for those on a device, and for sparse and sharded ones.
     """
     gradients = [p.grad for p in parameters if p.grad is not None]
     if not gradients:
         return True
     if not gradients[0].is_cpu or hasattr(gradients[0], "to_local"):
         return False
-    found = torch.zeros((), dtype=torch.float32)
     try:
-        torch._amp_foreach_non_finite_check_and_unscale_(gradients, found, _ONE)  # also multiplies them, by 1
+        norms = torch._foreach_norm(gradients)
     except RuntimeError:
         return False
-    return not found.item()
+    return math.isfinite(sum(map(float, norms)))
 
 
 class LossCheck:

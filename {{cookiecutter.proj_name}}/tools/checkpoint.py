@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from common.base.files import atomic_file
-from common.checkpoint.file import read_checkpoint
+from common.checkpoint.file import full_disk_named, read_checkpoint
 from common.checkpoint.folder import best_in
 from common.checkpoint.weights import averaged_state_dict
 from common.config import dump
@@ -78,7 +78,7 @@ def export(weights: Mapping[str, Any], path: Path) -> None:
         with atomic_file(path) as file:
             file.write(data)
     else:
-        with atomic_file(path) as file:
+        with atomic_file(path) as file, full_disk_named():
             torch.save(weights, file)
 
 

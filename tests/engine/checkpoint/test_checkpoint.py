@@ -19,7 +19,7 @@ import torch
 
 from common.base.errors import UserError
 from common.base.files import write_text
-from common.checkpoint.file import CheckpointError, read_checkpoint
+from common.checkpoint.file import CheckpointError, full_disk_named, read_checkpoint
 from common.checkpoint.folder import CheckpointFolder
 from common.checkpoint.saver import CheckpointConfig, Saver
 from common.distributed import Rank
@@ -316,6 +316,12 @@ def test_a_save_that_fails_leaves_both_files(tmp_path: Path, monkeypatch: pytest
         folder.save(state(3))
     held = [read_checkpoint(path)["model"]["weight"].mean() for path in (folder.latest, folder.previous)]
     assert held == [2, 1]
+
+
+def test_torch_names_the_full_disk() -> None:
+    """torch.save itself says "unexpected pos" of a file that cannot grow."""
+    with pytest.raises(OSError, match="No space"), open("/dev/full", "wb", buffering=0) as file, full_disk_named():
+        torch.save(torch.ones(1000), file)
 
 
 def test_training_survives_a_disk_that_is_full_for_a_while(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:

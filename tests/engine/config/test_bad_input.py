@@ -11,7 +11,7 @@ from common.config import resolve
 from common.config.registry import MODEL_REGISTRY, file_of
 import evaluate
 import train
-from tests.conftest import CONFIG, PROJECT, ErrorOf, Runs, load, run
+from tests.conftest import CONFIG, ENVIRONMENT, PROJECT, ErrorOf, Runs, load, run
 from tests.data.test_images import images
 from custom.config import Config
 from custom.datasets.digits_dataset import DigitsDataset
@@ -241,6 +241,8 @@ def test_model_pt(error_of: ErrorOf, runs: Runs, tmp_path: Path) -> None:
     assert "is of a different model" in text and "size mismatch for model.features.0.0.weight" in text
     assert "model_pt: which checkpoint?" in error_of("--config", "configs/eval.yaml", program="evaluate")
     assert "model_pt: which checkpoint?" in error_of(program="evaluate")
+    script = run(["sh", str(PROJECT / "scripts" / "eval.sh")], env={**ENVIRONMENT, "PYTHON": sys.executable})
+    assert "model_pt: which checkpoint?" in script.stderr and script.returncode == 2
     assert "there is no checkpoint" in error_of("--model_pt", str(tmp_path / "none.pt"), program="evaluate")
     (tmp_path / "alone.pt").write_bytes(whole)
     assert evaluate.main(["--model_pt", str(tmp_path / "alone.pt"), "--split", "val"]) == 0, "with its own config"

@@ -519,7 +519,7 @@ def test_where_an_error_happened() -> None:
         (RuntimeError("DataLoader timed out after 5 seconds"), "loader.timeout"),
         (RuntimeError("Timed out waiting 600000ms for recv operation to complete"), "dist.timeout"),
         (IndexError("Target 11 is out of bounds."), "number of classes"),
-        (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate`"), "number of classes"),
+        (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED"), "out of memory: a smaller batch_size; or, after"),
     ],
 )
 def test_hints(error: Exception, helps: str) -> None:

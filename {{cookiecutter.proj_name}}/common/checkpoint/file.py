@@ -28,6 +28,17 @@ class CheckpointError(UserError):
 
 
 @contextmanager
+def full_disk_named() -> Iterator[None]:
+    """Raise the error of the disk, which `torch.save` replaces by its own while it closes the archive."""
+    try:
+        yield
+    except RuntimeError as error:
+        if isinstance(error.__context__, OSError):
+            raise error.__context__ from error
+        raise
+
+
+@contextmanager
 def linked(source: Path, path: Path) -> Iterator[None]:
     """Link what is `source` before the block as `path`, atomically, after it; an existing file is replaced."""
     beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")

@@ -16,6 +16,7 @@ from common.base.nested import map_leaves
 from common.checkpoint.file import (
     CheckpointError,
     State,
+    full_disk_named,
     link_file,
     linked,
     plain,
@@ -102,13 +103,8 @@ class CheckpointFolder:
         if self.latest.is_file():
             kept = linked(self.latest, self.previous)
         with kept, atomic_file(self.latest) as file:
-            try:
+            with full_disk_named():
                 torch.save(safe, file)
-            except RuntimeError as error:
-                # torch reports a full disk as its own error while it closes the archive; the context has the cause.
-                if isinstance(error.__context__, OSError):
-                    raise error.__context__ from error
-                raise
             file.flush()
             os.fsync(file.fileno())
             for path in paths[1:]:  # hard links, before the file gets its own name

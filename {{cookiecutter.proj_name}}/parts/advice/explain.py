@@ -38,7 +38,7 @@ def explain() -> Iterator[None]:
         notes = getattr(error, "__notes__", [])
         wrong_labels = ""
         with suppress(Exception):  # the error matters more than one in explaining it
-            if re.search("out of bounds|device-side assert|CUDA error", str(error)):
+            if re.search("out of bounds|device-side assert|CUBLAS_STATUS", str(error)):
                 wrong_labels = _wrong_labels(frames)
         if wrong_labels:
             explanation = TrainingError(wrong_labels)

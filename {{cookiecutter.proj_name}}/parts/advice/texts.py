@@ -80,7 +80,11 @@ ADVICE = {
         "batch norm cannot compute the variance of one sample: --loader.drop_last true, or another --batch_size"
     ),
     # After an assert in a kernel, the first call that says so may be one of cuBLAS.
-    r"device-side assert|CUBLAS_STATUS_(INTERNAL_ERROR|ALLOC_FAILED)|Target .* out of bounds": (
+    r"CUBLAS_STATUS_ALLOC_FAILED": (
+        "the GPU is out of memory: a smaller batch_size; or, after an assert in a kernel, label >= the number of "
+        "classes? Rerun with CUDA_LAUNCH_BLOCKING=1"
+    ),
+    r"device-side assert|CUBLAS_STATUS_INTERNAL_ERROR|Target .* out of bounds": (
         "label >= the number of classes? Rerun with CUDA_LAUNCH_BLOCKING=1"
     ),
 }

@@ -78,9 +78,9 @@ class FirstBatch:
 
         def some(values: Any, part: slice) -> Any:
             """Cut what has one entry per sample."""
-            if isinstance(values, Mapping):
+            if type(values) is dict:
                 return {key: some(value, part) for key, value in values.items()}
-            if isinstance(values, list) and len(values) == size:
+            if isinstance(values, list) and len(values) == size and not isinstance(values[0], Tensor):
                 return values[part]
             return map_tensors(values, lambda item: item[part] if item.ndim > 0 and len(item) == size else item)
 

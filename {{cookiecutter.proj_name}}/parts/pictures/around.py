@@ -31,7 +31,8 @@ def around(run: RunContext, trainer: Trainer) -> Iterator[None]:
         if is_due and not draw_training(trainer, gallery):
             trainer.monitor.after_step.remove(after_step)
             if trainer.rank.is_main:
-                logger.info("training batches are not drawn: no images are classified, and the task has no `pictures`")
+                why = "the task has no `pictures`, and classifies no images or has an `update` of its own"
+                logger.info("training batches are not drawn: {}", why)
         last = at
 
     if every:

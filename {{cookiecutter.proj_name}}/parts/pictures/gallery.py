@@ -111,9 +111,11 @@ class Selection:
 
     def add(self, output: Any, batch: Any, indices: Sequence[int] | None = None) -> None:
         """Consider a batch after `post_process`. `indices`: of its samples in the dataset; None: unknown."""
-        errors = self.task.sample_errors(output, batch)
+        errors: Sequence[tuple[bool, float, Hashable]] | None
         if type(self.task).sample_errors is Task.sample_errors:
             errors = class_errors(output, batch)
+        else:
+            errors = self.task.sample_errors(output, batch)
         if errors is None:
             if self.rank.is_main and len(self.first) < self.limit:
                 self.first += map(draw, pictures(self.task, output, batch, self.limit - len(self.first)))
