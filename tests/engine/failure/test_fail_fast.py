@@ -348,7 +348,7 @@ def test_rank_0_never_arrives(runs: Runs) -> None:
 
 def test_rank_0_cannot_be_reached(monkeypatch: pytest.MonkeyPatch) -> None:
     """As behind a firewall that lets only the first port through: the other one is named."""
-    with socket.socket() as closed:  # bound, but nobody listens
+    with socket.socket() as closed:  # bound, but it does not listen
         closed.bind(("127.0.0.1", 0))
         port = closed.getsockname()[1]
         monkeypatch.setattr(hub, "from_main", lambda *_: (None, port, b""))
