@@ -35,7 +35,7 @@ def main(project, address, *names):
         for name in parts_in(new, table):
             if name not in here:
                 take(root, new, files_of(new, table[name]))
-    record(root, answers, names)
+    record(root, answers, table, names)
     print(f"\nAdded {', '.join(names)}. `git status` shows what changed; `make lint test` checks the project.")
 
 
@@ -118,10 +118,14 @@ def take(root, new, files):
         print(f"added {mine.relative_to(root)}")
 
 
-def record(root, answers, names):
+def record(root, answers, table, names):
     """Writes that the project now has these parts, too, so that updates keep them."""
     asked = answers["parts"].replace(",", " ").split()
-    parts = " ".join([*asked, *(name for name in names if name != "examples" and name not in asked)])
+    for name in names:
+        known = name in asked or "all" in asked or ("usual" in asked and table[name].get("usual"))
+        if not known and name != "examples":
+            asked.append(name)
+    parts = " ".join(asked)
     for file in (root / RECORD, root / CRUFT):
         if not file.is_file():
             continue

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from support import RECORD, copy_of_template, files
+from support import RECORD, TABLE, copy_of_template, files
 
 SWEEP = {"docs/tools/sweep.md", "tests/tools/test_sweep.py", "tools/sweep/__main__.py"}
 
@@ -40,6 +40,10 @@ def commit(folder: Path, message: str) -> None:
     call(folder, "git", "init", "--quiet")
     call(folder, "git", "add", "--all")
     call(folder, "git", "-c", "user.name=A", "-c", "user.email=a@b", "commit", "--quiet", "-m", message)
+
+
+def contents(project: Path) -> dict[str, bytes]:
+    return {path: file.read_bytes() for path, file in files(project).items() if not path.startswith(".git/")}
 
 
 def made(template: Path, folder: Path, door: str) -> Path:
@@ -96,6 +100,32 @@ def test_a_part_deleted_by_hand_comes_back(template: Path, tmp_path: Path) -> No
     add(project, "sweep")
     assert {path for path in files(project) if ".git/" not in path} == {path for path in whole if ".git/" not in path}
     assert "parts: core sweep\n" in (project / RECORD).read_text()
+
+
+@pytest.mark.slow
+@pytest.mark.full
+@pytest.mark.parametrize("part", TABLE)
+def test_each_part_goes_and_comes_back(template: Path, tmp_path: Path, part: str) -> None:
+    """Of a project with all of them: deleted with what is built on it, then added: every file is as it was."""
+    words = ("parts=all", "examples=all")
+    call(tmp_path, "cookiecutter", "--no-input", os.path.relpath(template, tmp_path), *words)
+    project = tmp_path / "my_project"
+    commit(project, "made")
+    before = contents(project)
+    going = [part]
+    for name in going:
+        going += [each for each in TABLE if name in TABLE[each].get("needs", ()) and each not in going]
+    for name in going:
+        for path in [path for pattern in TABLE[name]["files"] for path in project.glob(pattern)]:
+            path.unlink()
+    commit(project, "deleted")
+    call(project, "ruff", "check", "--no-cache", "-q", ".")
+    call(project, "ruff", "format", "--no-cache", "--check", "-q", ".")
+    call(project, "mypy", "--no-error-summary", "--cache-dir", str(tmp_path.parent / "mypy"))
+    call(project, "train", "--config", "configs/default.yaml", "--progress.epoch", "null", "--progress.max_steps", "3")
+    shutil.rmtree(project / "experiments")
+    add(project, " ".join(going))
+    assert contents(project) == before
 
 
 @pytest.mark.slow

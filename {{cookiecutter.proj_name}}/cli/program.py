@@ -61,7 +61,7 @@ def with_config_of_run(argv: Sequence[str]) -> list[str]:
         return words
     if is_launched(option_value(argv, "--dist.launcher")):
         words = with_default_launch(argv)
-    if not option_value(argv, "--name"):
+    if not option_value(argv, "--name") and not option_value(argv, "--dir.runs_dir"):
         config = resolve(Config, [stored], words).config
         root = RunPaths.for_run(config.dir, config.name, PROJECT).root
         if root.resolve() != stored.parent.resolve() or "--debug" in argv:  # which has a name of its own

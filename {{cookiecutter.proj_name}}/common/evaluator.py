@@ -151,10 +151,9 @@ class Evaluator:
     def metrics(self, step: Step) -> dict[str, float]:
         """Compute the metrics of a training step over all processes. Every process must call this."""
         seen = _Pass(self.task, self.rank)
-        plan = step.global_batch
+        whole = step.global_batch
         with self.evaluating():
-            parts = zip(step.batches, plan.sizes, plan.weights, strict=True)
-            for batch, size, weight in parts:
+            for batch, size, weight in zip(step.batches, whole.sizes, whole.weights, strict=True):
                 if weight:
                     self._add(seen, batch, range(size))
                 elif self.lockstep_forward:

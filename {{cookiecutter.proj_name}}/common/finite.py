@@ -21,14 +21,17 @@ from common.progress import Position
 _ENDED = 20  # steps that fp16 skips in a row, after which the run ends
 
 
+@torch.no_grad()
 def are_finite(tensors: Sequence[Tensor]) -> bool:
     """Return whether all tensors are finite; of sharded ones, this process' shard.
 
     Waits for the device.
     """
-    norms = torch._foreach_norm([local(tensor.detach()) for tensor in tensors])
-    total = torch.stack([norm.float() for norm in norms])
-    return bool(total.isfinite().all())
+    held = [part for part in map(local, tensors) if part.numel()]
+    if not held:
+        return True
+    largest = torch._foreach_norm(held, math.inf)  # a sum of squares can overflow
+    return bool(torch.stack([value.float() for value in largest]).isfinite().all())
 
 
 def have_finite_gradients(parameters: Sequence[Tensor]) -> bool:
@@ -92,7 +95,7 @@ class LossCheck:
         where = f"of step {at.step + 1}{sample_text(sorted(samples))}"
         if update != "all":
             where = f"of update {update} {where}"
-        return not_finite(f"the gradient {where}, has the norm {norm:g}, though its loss is finite", self._saver)
+        return not_finite(f"the gradient {where}, has the norm {norm:g}, though the mean loss is finite", self._saver)
 
     def finish(self, bad_step: int | None) -> None:
         """Check the gradients on a device before `bad_step`, the first with a bad loss. Waits for it."""

@@ -40,7 +40,7 @@ class WholeRun:
     def enter_if_due(self, trainer: Any) -> None:
         """Enter the next stage of a `Trainer` if it is due."""
 
-    def after_validation(self, value: float | None) -> None:
+    def after_validation(self, value: float) -> None:
         """Tell the stage a validation result, which must be the same on every rank."""
 
     def schedule(self, optimizer: Optimizer) -> Schedule:

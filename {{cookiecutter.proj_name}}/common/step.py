@@ -95,12 +95,8 @@ class OptimizerStep:
         self.grad_norm: Tensor | None = None
         self.meter = meter
         self.check = check
-        self.loss_check: LossCheck | None = None
-        self.guard: StepGuard | None = None
-        if isinstance(check, LossCheck):
-            self.loss_check = check
-        else:
-            self.guard = check
+        self.loss_check = check if isinstance(check, LossCheck) else None
+        self.guard = None if isinstance(check, LossCheck) else check
         self.rank = rank
         self.scaled = scaled
         self.counts_items = type(task).count is not Task.count  # else samples are counted, without a collective
@@ -115,8 +111,7 @@ class OptimizerStep:
     def __call__(self, step: Step, at: Position) -> bool:
         """Take every update of this step, at position `at`. Returns False if one was skipped (see `Precision.step`)."""
         taken = True
-        plan = step.global_batch
-        weights = list(zip(plan.weights, plan.sizes, strict=True))
+        weights = list(zip(step.global_batch.weights, step.global_batch.sizes, strict=True))
         if self.counts_items:
             weights = self._count(step)  # every process
         for name in self.task.updates():
@@ -152,8 +147,7 @@ class OptimizerStep:
             if last > 0 or sizes[number] == 0 or self.separate_micro_batches:
                 context = self._micro_batch(update, number == last, sizes[number])
             with context:
-                if self.precision.mode == "fp64":
-                    batch = self.precision.cast_batch(batch)
+                batch = self.precision.cast_batch(batch)
                 batch = self.task.prepare_batch(batch, self.rank.device)
                 with self.autocast():
                     losses = update.forward(update.name, batch)  # Task.update, which calls output and losses
@@ -194,7 +188,7 @@ class OptimizerStep:
                     parameter.grad = parameter.grad.clone()
 
     def _begin(self, name: str, sample: Callable[[], Any]) -> TaskUpdate:
-        """Prepare an update before its first step, and try it."""
+        """Prepare an update before its first step; with DDP, try it."""
         chosen = set(self.task.trained_by(name))
         trained = [parameter for parameter in self.parameters if parameter in chosen]
         others = [parameter for parameter in self.parameters if parameter not in chosen]

@@ -40,8 +40,8 @@ from common.task import Built, Task, TaskPosition
 class Trainer:
     """Trains one task. `progress` holds position and counters, `state` everything else that a checkpoint holds."""
 
-    # Seats: a part, a folder parts/NAME, may fill each with an object of its own; without it, an object of this type is
-    # there, which does nothing more. To delete a part: rm -r parts/NAME tests/parts/NAME docs/parts/NAME.md.
+    # Seats: what parts/NAME may replace; without that folder, an object of the type named here.
+    # To delete a part: rm -r parts/NAME tests/parts/NAME docs/parts/NAME.md.
     stage: WholeRun  # the settings in force: common/stage.py
     average: Average  # the weights that are evaluated: common/optim/average.py
 
@@ -291,7 +291,7 @@ class Trainer:
         is_best = self.best.update(result.values, self.at.step)
         metric = self.best.config.metric
         self.monitor.evaluation("val", self.at, result, key=metric, best=is_best)
-        value = result.values.get(metric)
+        value = result.values[metric]
         self.schedule.after_validation(value)
         self.stage.after_validation(value)
         reason = self.best.reason_to_stop()

@@ -21,7 +21,6 @@ BASE = [
 # Everything that has a state of its own: dropout (in the model), three kinds of augmentation, and these.
 KINDS = {
     "plain": [],
-    "plateau": ["--optim.lr_scheduler", "{type: plateau, args: {patience: 1, threshold: 0.9}}"],
     "warm-up": ["--optim.lr_scheduler", "{type: cosine, warmup: 3step}", "--optim.clip_gradients", "0.5"],
     "bf16": ["--precision.mode", "bf16"],
     "fp16": ["--precision.mode", "fp16"],

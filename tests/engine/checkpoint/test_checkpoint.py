@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -424,6 +425,12 @@ def test_a_failed_run_is_not_written_to_any_more(runs: Runs, monkeypatch: pytest
     assert log.index("saved latest.pt (step 5") < log.index("is not a finite number")
 
 
+class Mode(str, Enum):
+    """An enumeration of texts: `str` gives the names of its members."""
+
+    MAX = "max"
+
+
 def test_only_what_loads_safely_is_written(tmp_path: Path) -> None:
     """A NumPy number in a state is refused when it is saved, not when it is needed."""
     import numpy as np
@@ -434,6 +441,8 @@ def test_only_what_loads_safely_is_written(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"checkpoint.user.mine.best is of type numpy.float64"):
         folder.save({**state(1), "user": {"mine": {"best": np.float64(1)}}})
     assert type(read_checkpoint(folder.latest)["version"]) is str
+    folder.save({**good, "version": Mode("max")})
+    assert read_checkpoint(folder.latest)["version"] == Mode("max")
 
 
 @pytest.mark.slow

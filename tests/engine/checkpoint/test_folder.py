@@ -115,6 +115,9 @@ def test_a_run_that_was_moved_continues_where_it_is(runs: Runs, tmp_path: Path) 
     assert train.main(["--resume", str(moved), "--progress.epoch", "3", "--name", "third"]) == 0
     assert load(moved)["position"]["epoch"] == 2
     assert load(moved.with_name("third"))["position"]["epoch"] == 3
+    assert train.main(["--resume", str(moved), "--progress.epoch", "3", "--dir.runs_dir", str(tmp_path)]) == 0
+    assert load(moved)["position"]["epoch"] == 2
+    assert load(tmp_path / "other")["position"]["epoch"] == 3
 
 
 def test_a_resume_does_not_need_the_first_weights(runs: Runs, tmp_path: Path) -> None:

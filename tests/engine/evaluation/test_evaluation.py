@@ -81,6 +81,14 @@ def test_mean_losses(values: list[float], mean: float) -> None:
         assert sums.means(Rank())[0]["loss"] == pytest.approx(mean, rel=0, abs=0, nan_ok=True)
 
 
+def test_a_loss_of_some_batches_only() -> None:
+    """Is averaged over these, as in the log of training."""
+    sums = LossSums()
+    sums.add({"loss": torch.tensor(1.0), "rare": torch.tensor(3.0)}, 1, 1)
+    sums.add({"loss": torch.tensor(3.0)}, 3, 3)
+    assert sums.means(Rank()) == ({"loss": 2.5, "rare": 3.0}, 4)
+
+
 def test_losses_are_read_in_one_transfer(monkeypatch: pytest.MonkeyPatch) -> None:
     """Batches leave their losses on the device until the end."""
     reads: list[int] = []

@@ -94,7 +94,7 @@ def test_a_gradient_that_is_not_finite(runs: Runs, words: list[str], step: int, 
     """Ends the run at its own step, though every loss is finite."""
     assert runs.fail("--loss", STEEP, *UNSEEN, *words, "--plugins", f"[{__name__}:remember]") == 2
     text = (runs.root / "run" / "train.log").read_text()
-    assert re.search(named + r" train samples (\d+, ){8}\.\.\. \(32 in all\), has the norm nan, though its loss", text)
+    assert re.search(named + r" train samples (\d+, ){8}\.\.\. \(32 in all\), has the norm nan, though the mean", text)
     *_, before, last = weights
     assert len(weights) == step
     if "--task.type" not in words:
@@ -243,6 +243,15 @@ def test_gradients_whose_squares_overflow() -> None:
     check._stream.samples.return_value = [3]  # type: ignore[attr-defined]
     with pytest.raises(TrainingError, match="the gradient of step 1, of train samples 3, has the norm inf"):
         check.gradients(Position(), "all", [weight], None)
+
+
+def test_which_weights_are_finite() -> None:
+    """Also those whose squares overflow; a shard may be empty."""
+    large = [torch.full((2,), 1e21), torch.full((1000, 1000), 100.0).half(), torch.empty(0)]
+    assert finite.are_finite(large)
+    assert finite.are_finite([torch.empty(0)])
+    assert not finite.are_finite([*large, torch.tensor([0.0, torch.nan])])
+    assert not finite.are_finite([torch.tensor([0.0, -torch.inf])])
 
 
 def test_sparse_gradients_are_left_to_their_norm() -> None:

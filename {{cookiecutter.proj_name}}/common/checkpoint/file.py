@@ -40,7 +40,7 @@ def full_disk_named() -> Iterator[None]:
 
 @contextmanager
 def linked(source: Path, path: Path) -> Iterator[None]:
-    """Link what is `source` before the block as `path`, atomically, after it; an existing file is replaced."""
+    """Keep the file that is `source` before the block; name it `path`, atomically, after it, in place of any other."""
     beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     beside.unlink(missing_ok=True)
     try:
@@ -67,9 +67,12 @@ def plain(value: Any, path: tuple[Any, ...]) -> Any:
         return None
     if isinstance(value, Tensor):
         return value.detach()
-    for kind in (bool, int, float, str):
-        if isinstance(value, kind) and type(value).__module__ != "numpy":
-            return kind(value)
+    if type(value).__module__ != "numpy":
+        if isinstance(value, str):
+            return str.__str__(value)  # the value of an enumeration: str(value) is its name
+        for kind in (bool, int, float):
+            if isinstance(value, kind):
+                return kind(value)
     raise UserError(
         f"{'.'.join(map(str, ('checkpoint', *path)))} is of type {type(value).__module__}.{type(value).__name__}; a "
         "checkpoint holds tensors, numbers, text, and lists, tuples and dicts of these: convert it (float(x), "

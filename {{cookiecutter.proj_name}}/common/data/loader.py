@@ -98,7 +98,7 @@ class Reader:
         self._loader = self._make(worker=worker, batch_sampler=keys)
 
     def _read_once(self, indices: Sequence[int]) -> Any:
-        """Read a batch. With workers, by one of its own: they would share the files that a dataset opens here."""
+        """Read a batch; with workers, in another worker, so that no file is opened here and then shared with them."""
         alone = self._make(worker=min(1, self._loader.num_workers), batch_sampler=[(0, list(indices))])
         [batch] = read(alone)
         end_workers(alone)

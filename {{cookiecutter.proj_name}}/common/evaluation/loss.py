@@ -185,12 +185,13 @@ class LossSums:
     def means(self, rank: Rank) -> tuple[dict[str, float], int]:
         """`loss` (the weighted sum) and each part, over the items of all processes; and the number of samples."""
         batches = list(zip(self._counts, to_floats(self._losses), strict=True))
-        all_samples = total = 0
+        all_samples = 0
+        totals: defaultdict[str, int] = defaultdict(int)  # of items: a loss may be of some batches only
         terms: defaultdict[str, list[float]] = defaultdict(list)
         for (samples, count), losses in chain.from_iterable(gather_objects(batches, rank)):
             all_samples += samples
-            total += count
             for name, mean in losses.items():
+                totals[name] += count
                 values = terms[name]
                 if count:  # the mean over nothing is NaN
                     values.append(mean * count)
@@ -200,5 +201,5 @@ class LossSums:
             added = sum(values)
             if all(map(math.isfinite, values)):
                 added = math.fsum(values)
-            means[name] = added / max(total, 1)
+            means[name] = added / max(totals[name], 1)
         return means, all_samples

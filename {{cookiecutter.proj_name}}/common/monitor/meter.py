@@ -48,7 +48,7 @@ class Meter:
     def __init__(
         self,
         window: int = 20,
-        reduce: Callable[[Tensor], object] = id,
+        reduce: Callable[[Tensor], object] = lambda sums: sums,
     ) -> None:
         self.clock = Clock()
         self._window = window
@@ -63,17 +63,14 @@ class Meter:
         self,
         step: int,
         losses: Mapping[str, Tensor],
-        samples: int,
+        count: int,
     ) -> None:
-        """Keep the losses from a `LossFactory` for `samples` samples of this process in step `step`, from 1 up.
-
-        A step may have any number of micro-batches.
-        """
+        """Keep the losses of a micro-batch of step `step`, from 1 up: means over `count` samples or items."""
         if self._pending and step - self._pending[0][0] >= _MOST_PENDING:
             self._collect()
         # detach makes no copy and starts no kernel; without it the graph of every step would stay alive.
         held = {name: value.detach() for name, value in losses.items()}
-        self._pending.append((step, held, samples))
+        self._pending.append((step, held, count))
 
     def discard(self, step: int) -> None:
         """Forget the losses of the latest step, which was skipped."""
@@ -103,13 +100,13 @@ class Meter:
             return
         sums: _Sums = {}
         read = to_floats([losses for _, losses, _ in pending])
-        for (step, _, samples), values in zip(pending, read, strict=True):
+        for (step, _, count), values in zip(pending, read, strict=True):
             self._last = step
             for name, value in values.items():
                 both = sums.setdefault((step, name), [0.0, 0])
-                if samples:  # the loss of a process without samples must not count, and may be NaN
-                    both[0] += value * samples
-                    both[1] += samples
+                if count:  # a mean over nothing must not count, and may be NaN
+                    both[0] += value * count
+                    both[1] += count
         self.bad_here = self.bad_here or _first_bad(sums)
         table = torch.tensor(list(sums.values()), dtype=torch.float64)
         self._reduce(table)

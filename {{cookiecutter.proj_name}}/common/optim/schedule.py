@@ -150,7 +150,7 @@ class Schedule:
         self.factor(0)  # rejects wrong arguments now, not in the first step
 
     def factor(self, step: int) -> float:
-        """Return the factor at optimizer step `step`, counted from 0 over the whole run."""
+        """Return the factor at optimizer step `step`, counted from 0 where its stage begins."""
         if step >= self._warmup:
             return self._factor(step - self._warmup)
         rise = 1.0 - self._start
@@ -163,7 +163,7 @@ class Schedule:
         for group, base in zip(self._optimizer.param_groups, self._base, strict=True):
             group["lr"] = base * factor
 
-    def after_validation(self, value: float | None) -> None:
+    def after_validation(self, value: float) -> None:
         """Pass on a validation result, the same on every rank, to a schedule that depends on it."""
         if hasattr(self._factor, "after_validation"):
             self._factor.after_validation(value)

@@ -5,7 +5,6 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from common.base.errors import UserError
 from common.config.registry import SCHEDULE_REGISTRY
 
 
@@ -45,13 +44,8 @@ class Plateau:
     def __call__(self, step: int) -> float:
         return float(self.state["factor"])
 
-    def after_validation(self, value: float | None) -> None:
-        """Count a validation with this `value` of best.metric, the same number on every rank.
-
-        Raises `UserError` without a value, because the rate would then never drop.
-        """
-        if value is None:
-            raise UserError("optim.lr_scheduler.type plateau: this validation gave no value; configure a metric")
+    def after_validation(self, value: float) -> None:
+        """Count a validation with this `value` of best.metric, the same number on every rank."""
         state = self.state
         if self._is_better(value, state["best"]):
             state["best"] = float(value)

@@ -183,7 +183,7 @@ class Stages(WholeRun):
             self._enter(self.number + 1, at.step)
         return self.number != before
 
-    def after_validation(self, value: float | None) -> None:
+    def after_validation(self, value: float) -> None:
         """Tell the stage a validation result, which must be the same on every rank."""
         if self._run.stages[self.number].until == PLATEAU:
             self._plateau.after_validation(value)
