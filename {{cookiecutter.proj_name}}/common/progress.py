@@ -170,11 +170,11 @@ class ProgressConfig:
 class Due(NamedTuple):
     """The actions that are due after a step, in the order of the loop."""
 
-    log: bool = False
-    validate: bool = False
-    evaluate: bool = False
-    save_latest: bool = False
-    save_numbered: bool = False
+    log: bool
+    validate: bool
+    evaluate: bool
+    save_latest: bool
+    save_numbered: bool
     is_last: bool = False
 
 

@@ -192,7 +192,7 @@ class Trainer:
             self.run_pending()
             while not self.progress.is_over:
                 for step in self.stream.epoch(self.at):
-                    self.monitor.batch_ready()
+                    self.monitor.clock.batch_ready()
                     before = self.progress.at
                     after = step.global_batch.after
                     self.latest_step = step
@@ -237,9 +237,7 @@ class Trainer:
         metrics: dict[str, float] = {}
         if self.config.progress.train_metric:
             metrics = self.evaluator.metrics(step)
-        norm = self.optimizer_step.norm()
-        skipped = self.scaled.read()
-        self.monitor.train(self.at, self.optimizer, norm, metrics, skipped)
+        self.monitor.train(self.at, self.optimizer, self.optimizer_step.norm(), metrics, self.scaled.read())
 
     def check_losses(self) -> None:
         """Raise an error if a loss or a gradient of this process was NaN or infinite; this ends all.
@@ -275,7 +273,7 @@ class Trainer:
         self.run.keep_folder()
         if self.evaluator.gallery:
             self.evaluator.gallery.show(self, split, result)
-        self.monitor.reset_timer()
+        self.monitor.clock.reset()
         if split == "val":
             return self.compare(result)
         self.monitor.evaluation("eval", self.at, result)
@@ -313,8 +311,8 @@ class Trainer:
     def save(self, *, best: bool = False, numbered: bool = False, planned: bool = False) -> None:
         """Save `latest.pt`, and `best.pt` / `step_*.pt` if requested; all must call it. `planned`: not for a signal."""
         self.check_losses()
-        is_bad = not are_finite(self.parameters)  # a finite loss can have a NaN gradient
-        if max_over_ranks(int(is_bad), self.rank):  # every process
+        # A finite loss can have a NaN gradient.
+        if max_over_ranks(int(not are_finite(self.parameters)), self.rank):  # every process
             raise not_finite(f"weights are not finite numbers after step {self.at.step}", self.saver)
         if planned and self.optimizer_step.guard is not None:
             self.optimizer_step.guard.saved(self.at.step)
@@ -323,7 +321,7 @@ class Trainer:
         self.monitor.saving(self.at, best=best, numbered=numbered, mode=self.best.mode)
         self.monitor.recorder.flush()  # metrics reach the disk before the checkpoint
         self.saver.save(state, best=best, numbered=numbered)
-        self.monitor.reset_timer()
+        self.monitor.clock.reset()
 
     def finish(self) -> Outcome:
         """Save if needed and close the loaders. Returns how training ended."""

@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import sysconfig
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib import metadata
@@ -20,9 +21,11 @@ import torch
 from loguru import logger
 from torch.utils.data import DataLoader
 
+from common.base.parts import installed
 from common.data.workers import end_workers, start_reading
 from common.failure.program import report_errors
 from common.monitor import log
+from common.run import record
 import evaluate
 import train
 
@@ -32,7 +35,10 @@ CONFIG = PROJECT / "tests" / "base.yaml"
 # One thread: sums do not depend on the machine, and processes do not fight for cores.
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(PROJECT), "PYTHONUNBUFFERED": "1"}
 torch.set_num_threads(1)  # also for fixtures of a module, which come before those of a test
-# Each run looks up the versions of all packages, 15 ms, and the lines of its classes, 3 to 20 ms: once will do.
+# Each run looks up the state of git, 50 ms, folders of Python, 10 ms, versions of all packages, 15 ms, and the lines of
+# its classes, 3 to 20 ms: once will do.
+record.git_state = functools.cache(record.git_state)
+sysconfig.get_path = functools.cache(sysconfig.get_path)  # type: ignore[assignment]
 metadata.version = functools.cache(metadata.version)
 inspect.getsourcelines = functools.cache(inspect.getsourcelines)  # type: ignore[assignment]
 # What nohup, or a shell's &, has set to be ignored would be ignored by every program that a test starts.
@@ -50,6 +56,8 @@ SMALL = {
     "--progress.log_every": "2",
     "--monitor.writers": "[]",
 }
+if "pictures" in installed():
+    SMALL["--pictures.number"] = "0"
 
 
 @pytest.fixture(autouse=True)

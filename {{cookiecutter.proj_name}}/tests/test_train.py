@@ -117,23 +117,6 @@ def test_lengths_and_periods_in_steps_and_parts_of_epochs(runs: Runs) -> None:
     ]
 
 
-def test_early_stop(runs: Runs) -> None:
-    """No better value for `patience` validations; the state survives in the checkpoint."""
-    folder = runs.train(
-        "--model",
-        "{type: tests.small.Plain}",
-        "--optim.lr",
-        "1e-30",
-        "--early_stop.patience",
-        "2",
-        "--progress.epoch",
-        "9",
-    )
-    assert [entry["step"] for entry in metrics(folder, "val")] == [5, 10, 15]
-    assert metrics(folder, "end")[-1]["reason"] == "early_stop"
-    assert load(folder)["best"]["waited"] == 2
-
-
 @pytest.mark.parametrize("split", [("32", "1"), ("8", "4"), ("6", "5")])
 def test_accumulation_equals_one_big_batch(runs: Runs, split: tuple[str, str]) -> None:
     """Steps are optimizer steps, and the last window of an epoch, not full, weighs every sample alike."""
@@ -177,11 +160,6 @@ def test_a_plain_torch_loss_and_a_loss_of_parts(runs: Runs) -> None:
     assert values["ce"] == values["both.entropy"]
     assert values["loss"] == pytest.approx(0.5 * values["ce"] + 2 * (values["both.entropy"] + values["both.size"]))
     assert "off" not in values
-
-
-def test_collate_of_ones_own(runs: Runs) -> None:
-    """By path, from the config."""
-    runs.train("--loader.collate", "tests.small:stack", "--progress.epoch", "1")
 
 
 def test_debug_and_the_shipped_configs(runs: Runs) -> None:

@@ -160,7 +160,7 @@ def short_run(project: Path, *, resume_step: int | None = None, last: int = 3, r
         with monitor.training(Position(step=begin), total_steps=9, epochs=3):
             for step in range(begin + 1, last + 1):
                 at = Position(step=step, epoch=0, sample=step, epoch_size=9)
-                monitor.batch_ready()
+                monitor.clock.batch_ready()
                 monitor.meter.add(step, losses(1.0 / step, ce=1.0 / step), 4)
                 monitor.step_done(at, 4)
                 monitor.train(at, optimizer, torch.tensor(2.0), {})

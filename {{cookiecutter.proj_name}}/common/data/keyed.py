@@ -4,20 +4,17 @@ Ordinary transforms draw from the global generators of Python, NumPy and PyTorch
 makes them depend on the item alone: not on the number of workers or ranks, nor on where a run was resumed.
 """
 
-import random
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
-import numpy as np
-import torch
 from torch.utils.data import default_collate
 
 from common.base.errors import UserError
 from common.config.registry import COLLATE_REGISTRY
 from common.data.held import OwnGenerators
 from common.data.view import kind_of
-from common.distributed.seed import mix, random_state_unchanged
+from common.distributed.seed import mix, random_state_unchanged, seed_all
 
 # (epoch, sample indices) of a micro-batch. Together with the seed, it determines the randomness of the items.
 BatchKey = tuple[int, list[int]]
@@ -102,13 +99,6 @@ class KeyedBatches:
         seed_all(seed)
         if self._own.names:
             self._own.seed(seed)
-
-
-def seed_all(seed: int) -> None:
-    """Seed the three global CPU generators. Not `torch.manual_seed`, which would touch CUDA in forked workers."""
-    random.seed(seed)
-    np.random.seed(seed & 0xFFFFFFFF)
-    torch.default_generator.manual_seed(seed)
 
 
 def set_epoch(dataset: Any, epoch: int) -> None:

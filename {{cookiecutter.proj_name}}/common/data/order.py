@@ -13,9 +13,9 @@ import torch
 
 from common.base.errors import UserError
 from common.config.registry import ORDER_REGISTRY
-from common.data.keyed import seed_all, set_epoch
+from common.data.keyed import set_epoch
 from common.data.view import kind_of
-from common.distributed.seed import mix, random_state_unchanged
+from common.distributed.seed import mix, random_state_unchanged, seed_all
 from common.progress import Position
 
 Indices = np.ndarray[Any, Any]

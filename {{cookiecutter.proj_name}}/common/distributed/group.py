@@ -77,6 +77,8 @@ def check_alike(values: Mapping[str, Any], rank: Rank) -> None:
     Raises:
         UserError: with the settings, versions or files that differ.
     """
+    if rank.is_single_process:
+        return
     settings = {**values, "torch": str(torch.__version__)}
     check_same(settings, rank, "was started with a different configuration than rank 0")
     check_same(code_of(), rank, "runs different code than rank 0; checksums of the files")

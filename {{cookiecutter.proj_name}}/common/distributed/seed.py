@@ -24,11 +24,18 @@ def mix(*numbers: int) -> int:
     return state
 
 
+def seed_all(seed: int) -> None:
+    """Seed the three global CPU generators. Not `torch.manual_seed`, which would touch CUDA in forked workers."""
+    random.seed(seed)
+    np.random.seed(seed & 0xFFFFFFFF)
+    torch.default_generator.manual_seed(seed)
+
+
 def set_seed(seed: int) -> None:
     """Seed Python, NumPy and PyTorch (all devices) with one 64-bit number."""
-    random.seed(seed)
-    np.random.seed(seed % 2**32)
-    torch.manual_seed(seed)
+    seed_all(seed)
+    if torch.accelerator.is_available():  # without one it would only note the call, in 100 us and more
+        torch.manual_seed(seed)
 
 
 def random_state(device: torch.device) -> dict[str, Any]:

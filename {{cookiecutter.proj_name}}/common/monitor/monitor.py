@@ -79,8 +79,6 @@ class Monitor:
     ) -> None:
         self.meter = Meter(config.smooth, partial(sum_over_ranks, rank=rank))
         self.clock = self.meter.clock
-        self.batch_ready = self.clock.batch_ready
-        self.reset_timer = self.clock.reset
         self.after_step: list[Callable[[], object]] = []
         self.after_log: list[AtLogLine] = []
         self.start: int | None = None
@@ -192,7 +190,7 @@ class Monitor:
             others["skipped"] = skipped[0]
         self.record("train", at, losses.raw | others | rates)
         self.record("speed", at, speed)
-        self.reset_timer()
+        self.clock.reset()
 
     def record(
         self,

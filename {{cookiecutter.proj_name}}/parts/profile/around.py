@@ -31,7 +31,7 @@ def around(run: RunContext, trainer: Trainer) -> Iterator[None]:
 
     def step() -> None:
         profile.step()
-        monitor.reset_timer()  # writing takes seconds
+        monitor.clock.reset()  # writing takes seconds
 
     schedule = torch.profiler.schedule(wait=config.wait - 1, warmup=1, active=config.steps, repeat=1)
     with torch.profiler.profile(schedule=schedule, on_trace_ready=write) as profile:

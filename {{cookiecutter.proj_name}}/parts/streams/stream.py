@@ -14,13 +14,13 @@ from torch.utils.data import IterableDataset
 
 from common.base.errors import UserError
 from common.data.held import OwnGenerators
-from common.data.keyed import find_collate, make_batch, seed_all, set_epoch
+from common.data.keyed import find_collate, make_batch, set_epoch
 from common.data.loader import Step, TrainStream, make_loader, refuse_lost_state
 from common.data.order import GlobalBatch
 from common.data.view import kind_of
 from common.data.workers import read
 from common.distributed import Rank, gather_objects, max_over_ranks
-from common.distributed.seed import mix, random_state_unchanged
+from common.distributed.seed import mix, random_state_unchanged, seed_all
 from common.progress import Position
 from common.settings import RunConfig
 

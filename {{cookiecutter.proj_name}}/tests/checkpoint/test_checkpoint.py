@@ -134,14 +134,15 @@ def test_nothing_that_was_saved_vanishes(runs: Runs) -> None:
 
 
 def test_an_early_stop_stays_stopped(runs: Runs) -> None:
-    """A job that is started again must not train on; with more patience it does."""
+    """After two validations without a better value; a job that is started again trains on only with more patience."""
     words = ["--model", "{type: tests.small.Plain}", "--optim.lr", "1e-30", "--progress.epoch", "9"]
     folder = runs.train(*words, "--early_stop.patience", "2")
-    step = load(folder)["position"]["step"]
+    assert metrics(folder, "end")[-1]["reason"] == "early_stop"
+    assert load(folder)["position"]["step"] == 15
     runs.train(*words, "--early_stop.patience", "2", "--resume", "auto")
-    assert load(folder)["position"]["step"] == step
+    assert load(folder)["position"]["step"] == 15
     runs.train(*words, "--early_stop.patience", "3", "--resume", "auto")
-    assert load(folder)["position"]["step"] == step + 5
+    assert load(folder)["position"]["step"] == 20
 
 
 def test_changes_of_the_config(runs: Runs) -> None:
