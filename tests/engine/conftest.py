@@ -20,5 +20,3 @@ tests.conftest.ENVIRONMENT["PYTHONPATH"] += f"{os.pathsep}{TESTS}"
 # What they say is compared word by word, with the names of the parts that a project has at first.
 tests.conftest.CONFIG = Path(__file__).with_name("base.yaml")
 tests.conftest.SMALL["--config"] = str(tests.conftest.CONFIG)
-# A picture takes as long as a step; what draws some says how many.
-tests.conftest.SMALL["--pictures.number"] = "0"

@@ -66,6 +66,7 @@ def test_batch_norms_move_again(runs: Runs) -> None:
     assert counts == [2, 2, 4]
 
 
+@pytest.mark.slow
 def test_an_evaluation_has_the_weights_of_its_checkpoint(runs: Runs, evaluated: Callable[..., dict[str, Any]]) -> None:
     """evaluate.py measures the same loss as the run did, in any stage and at any weight."""
     stages = "[{until: 1.2epoch}, {loss: {size: {weight: 3}}}]"
@@ -193,6 +194,7 @@ def test_a_weight_that_cannot_be_is_refused(runs: Runs) -> None:
         runs.train("--loss.CrossEntropyLoss.weight", "heavy")
 
 
+@pytest.mark.slow
 def test_changed_stages_are_refused_on_resume(runs: Runs) -> None:
     """What is trained would change; with allow_changes, there must still be such a stage."""
     given = [*TOWER, "--progress.max_steps", "6", "--stages"]

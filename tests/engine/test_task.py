@@ -175,6 +175,7 @@ def test_patterns_name_parts_of_the_task(runs: Runs) -> None:
     assert end["optimizer"]["param_groups"][0]["param_names"] == ["layers.3.weight", "layers.3.bias"]
 
 
+@pytest.mark.slow
 def test_a_config_of_before_is_accepted(runs: Runs) -> None:
     """A key that is newer than the checkpoint had the effect of its default; a part that is newer is a change."""
     words = [*PLAIN, "--task.type", "ClassificationTask"]  # the default

@@ -98,6 +98,7 @@ def test_rates_of_named_groups(runs: Runs) -> None:
     assert not {"lr", "lr_0", "lr_1"} & values.keys()
 
 
+@pytest.mark.slow
 def test_clipping_and_its_norm(runs: Runs) -> None:
     """The norm before clipping is logged, without fp16's scale; a limit holds the step back."""
     words = ["--optim.optim_type", "SGD", "--optim.lr", "1.0", "--progress.epoch", "1"]

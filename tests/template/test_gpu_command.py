@@ -35,6 +35,7 @@ def run(*command: str, **options: Any) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, check=False, **settings)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", ["test-gpu", "bench-gpu"])
 def test_without_a_gpu_it_says_so_in_a_sentence(command: str) -> None:
     """And ends with an error: nothing that was not run looks as if it had passed."""
@@ -118,6 +119,7 @@ def only_torch(folder: Path) -> str:
     return str(folder / "bin" / "python")
 
 
+@pytest.mark.slow
 def test_the_models_have_their_published_sizes() -> None:
     """25.6 M, 22.1 M and 124.4 M parameters: what is timed is what its name says."""
     done = run(sys.executable, "-c", MODELS, cwd=REPO / "bench")

@@ -1,6 +1,7 @@
 """Parts: what a project can do without is whole files, and everything else works as before without them."""
 
 import ast
+import json
 import os
 import random
 import re
@@ -148,7 +149,7 @@ def test_what_is_absent_says_how_to_get_it(render: Render, tmp_path: Path, part:
     "name", [pytest.param(name, marks=() if name in TRIED_OFTEN else pytest.mark.full) for name in COMBINATIONS]
 )
 def test_each_combination_works(render: Render, tmp_path: Path, name: str) -> None:
-    """Style, types (of the tests too); trained, killed, resumed to the same weights, evaluated."""
+    """Style, types (of the tests too); trained, killed, resumed to the same weights, evaluated on 1 and 2 processes."""
     project = tmp_path / "project"
     shutil.copytree(render(**COMBINATIONS[name]), project)
     check(project, "-m", "ruff", "check", "--no-cache", ".")
@@ -173,14 +174,18 @@ def test_each_combination_works(render: Render, tmp_path: Path, name: str) -> No
     killed.wait()
     check(project, "train.py", *options, "--name", "killed", "--resume", "auto")
     assert weights(project, "killed") == UNCUT["weights"]
-    said = check(project, "evaluate.py", "--model_pt", "experiments/killed")
-    assert "Accuracy" in said
+    values = []
+    for processes in ("1", "2"):
+        words = ("--model_pt", "experiments/killed", "--dist.processes", processes)
+        assert "Accuracy" in check(project, "evaluate.py", *words)
+        record = project / "experiments" / "killed" / "eval" / "best" / "metrics.json"
+        values.append(json.loads(record.read_text())["values"])
+    assert values[0] == values[1]
 
 
 @pytest.mark.slow
-@pytest.mark.full
 def test_the_everyday_tests_of_the_core(render: Render, tmp_path: Path) -> None:
-    """As the owner of the smallest project runs them; before each submission those of an edited one: test_ownership."""
+    """As the owner of the smallest project runs them: they need no part. Those of edited ones: test_ownership."""
     project = tmp_path / "project"
     shutil.copytree(render(**COMBINATIONS["core"]), project)
     check(project, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "not slow", timeout=1500)

@@ -62,6 +62,7 @@ def mutate(repository: Path, *words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
+@pytest.mark.slow
 def test_a_fault_is_caught_or_missed(repository: Path) -> None:
     done = mutate(repository)
     assert done.returncode == 1, done.stderr

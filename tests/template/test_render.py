@@ -175,6 +175,7 @@ def test_package_metadata_is_valid(render: Render) -> None:
     assert "spinlab" in json.dumps(meta["tool"]["setuptools"])
 
 
+@pytest.mark.slow
 def test_an_editable_installation_is_possible(render: Render, tmp_path: Path) -> None:
     """Its modules can be imported from elsewhere."""
     project = Path(shutil.copytree(render(), tmp_path / "project"))

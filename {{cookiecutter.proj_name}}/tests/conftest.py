@@ -56,7 +56,7 @@ SMALL = {
     "--progress.log_every": "2",
     "--monitor.writers": "[]",
 }
-if "pictures" in installed():
+if "pictures" in installed():  # a picture takes as long as a step; what draws some says how many
     SMALL["--pictures.number"] = "0"
 
 

@@ -100,6 +100,7 @@ def test_a_function_that_hangs_does_not_keep_the_run(runs: Runs, monkeypatch: py
     assert f"checkpoint.after_save {HERE}:hang did not finish and was abandoned" in said
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_does_not_wait_long(runs: Runs, monkeypatch: pytest.MonkeyPatch, number: signal.Signals) -> None:
     """A job that is stopped has little time; what is left of the links goes with the process, or at the next start."""
@@ -115,6 +116,7 @@ def test_a_signal_does_not_wait_long(runs: Runs, monkeypatch: pytest.MonkeyPatch
     assert not left(checkpoints)
 
 
+@pytest.mark.slow
 def test_the_last_checkpoint_before_a_preemption_is_handed_over(runs: Runs) -> None:
     """The disk of a preempted machine may be gone with it."""
     CALLS.clear()
@@ -123,6 +125,7 @@ def test_the_last_checkpoint_before_a_preemption_is_handed_over(runs: Runs) -> N
     assert ("latest.pt", newest, 1.0) in CALLS
 
 
+@pytest.mark.slow
 def test_a_signal_at_the_end_is_heard(saved: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """While a call takes long: the run has ended, and only that call is waited for."""
     monkeypatch.setitem(calls._WAIT_S, signal.SIGTERM, 0.3)
@@ -161,6 +164,7 @@ def test_a_signal_while_nothing_waits(runs: Runs) -> None:
     assert "did not finish" not in (runs.root / "run" / "train.log").read_text()
 
 
+@pytest.mark.slow
 def test_a_trial_publishes_nothing(runs: Runs, tmp_path: Path) -> None:
     """What `tools.check`, `same`, `verify` and `bisect` train, and a run with `--debug`, is not for others."""
     section = f"[{{type: '{HERE}:note', to: {tmp_path}}}]"

@@ -110,6 +110,7 @@ def test_a_resume_of_a_run_that_stopped_early_says_so(runs: Runs) -> None:
     assert metrics(folder, "end")[-1]["reason"] == "early_stop"
 
 
+@pytest.mark.slow
 def test_changed_optimizer_settings(runs: Runs) -> None:
     """With allow_changes the config's values are used; another optimizer is refused."""
     folder = runs.train("--progress.epoch", "1")
@@ -207,6 +208,7 @@ def test_a_full_disk(runs: Runs, background: str) -> None:
 OPERATIONS = ("os.link", "os.unlink", "os.replace", "os.rename", "pathlib.Path.replace", "os.fsync")
 
 
+@pytest.mark.slow
 def test_killed_before_each_operation_of_a_save(tmp_path: Path) -> None:
     """There is a newest one, it is whole, and the one before it is another file; a resume finds the same."""
     for number in range(1, 100):
@@ -404,6 +406,7 @@ def test_the_copy_is_of_the_moment_of_saving(tmp_path: Path) -> None:
     assert saver._copy_to_host({"a": weight})["a"] is first  # the memory is used again
 
 
+@pytest.mark.slow
 def test_a_failed_run_is_not_written_to_any_more(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
     """The folder is given free when the last checkpoint is on the disk; then the error is told, which comes last."""
     original = CheckpointFolder.save

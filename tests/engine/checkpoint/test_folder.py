@@ -75,6 +75,7 @@ def test_the_folder_is_made_again(runs: Runs, uncut: Path, monkeypatch: pytest.M
     assert load(folder)["position"]["step"] == 11
 
 
+@pytest.mark.slow
 def test_another_run_is_never_overwritten(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
     """This one ends, with an error that names the folder; what it has saved is in the folder that was moved."""
     monkeypatch.setenv("VANISH", "replaced")
@@ -102,6 +103,7 @@ def test_on_two_processes(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
     assert (folder.with_name("elsewhere") / "train.rank1.log").is_file()
 
 
+@pytest.mark.slow
 def test_a_run_that_was_moved_continues_where_it_is(runs: Runs, tmp_path: Path) -> None:
     """And leaves alone the run that has its old name by now."""
     folder = runs.train("--progress.epoch", "1")
@@ -120,6 +122,7 @@ def test_a_run_that_was_moved_continues_where_it_is(runs: Runs, tmp_path: Path) 
     assert load(tmp_path / "other")["position"]["epoch"] == 3
 
 
+@pytest.mark.slow
 def test_a_resume_does_not_need_the_first_weights(runs: Runs, tmp_path: Path) -> None:
     """The checkpoint has them all; if it leaves some out, their file is read."""
     best = runs.train("--progress.epoch", "1", name="source") / "checkpoints" / "best.pt"

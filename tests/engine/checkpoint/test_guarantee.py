@@ -95,6 +95,7 @@ def test_unchanged(runs: Runs) -> None:
     assert load(folder)["fingerprint"].items() >= attempt["machine"].items()
 
 
+@pytest.mark.slow
 def test_with_and_without_the_check_of_data(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
     """A resume says that no data were compared, and why, also where only one of the two projects has the part."""
     folder = runs.train("--progress.epoch", "1")

@@ -28,6 +28,7 @@ SIGNALLED = [
     "--loss", "{$REPLACE: true, ce: {type: tests.small.Signalled}}", "--progress.epoch_eval", "1",
     "--dataset.val.eval_batch_size", "32", "--dataset.eval.eval_batch_size", "32",
 ]  # fmt: skip
+PLATEAU = ("--optim.lr_scheduler", "{type: plateau, args: {patience: 1, threshold: 0.9}}")  # counts validations
 
 
 @pytest.mark.slow
@@ -35,10 +36,10 @@ SIGNALLED = [
     ("kind", "call", "step", "owed"),
     [
         # The first two calls try a batch of each set.
-        ("plateau", 10, 4, ["val"]),  # the third batch of the second validation
+        ("plain", 10, 4, ["val"]),  # the third batch of the second validation
         ("early-stop", 10, 4, ["val"]),
         ("workers", 10, 4, ["val"]),
-        ("plateau", 15, 5, ["eval"]),  # of the evaluation at the end of the first epoch
+        ("plain", 15, 5, ["eval"]),  # of the evaluation at the end of the first epoch
         ("early-stop", 30, 10, ["eval", "val"]),  # after the last step
         ("workers", 32, 10, ["eval", "val"]),  # the last batch of that
     ],
@@ -47,14 +48,14 @@ def test_stopped_in_an_evaluation(
     runs: Runs, kind: str, call: int, step: int, owed: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An evaluation may take longer than a scheduler waits; it is left at once, and made up for."""
-    uncut = runs.train(*words(kind, *SIGNALLED), name="uncut")
+    uncut = runs.train(*words(kind, *SIGNALLED, *PLATEAU), name="uncut")
     monkeypatch.setenv("SIGNAL_AT", f"{call} {signal.SIGUSR1.value} eval")
-    assert train.main(runs.words(*words(kind, *SIGNALLED), name="cut")) == 75
+    assert train.main(runs.words(*words(kind, *SIGNALLED, *PLATEAU), name="cut")) == 75
     monkeypatch.delenv("SIGNAL_AT")
     state = load(runs.root / "cut")
     assert (state["position"]["step"], state["owed"]) == (step, owed)
     assert "was interrupted" in (runs.root / "cut" / "train.log").read_text()
-    folder = runs.train(*words(kind, *SIGNALLED, "--resume", "auto"), name="cut")
+    folder = runs.train(*words(kind, *SIGNALLED, *PLATEAU, "--resume", "auto"), name="cut")
     assert same(measured(folder), measured(uncut))
 
 
@@ -71,6 +72,7 @@ def test_one_rank_is_stopped_in_an_evaluation(runs: Runs, rank: int) -> None:
     assert same(measured(runs.root / "cut"), measured(runs.root / "uncut"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("option", ["--init_from.path", "--resume"])
 def test_a_restarted_job_goes_on_with_its_own_run(runs: Runs, option: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """What it began with, another run's checkpoint or weights, is where its first start began, and no other."""
@@ -86,6 +88,7 @@ def test_a_restarted_job_goes_on_with_its_own_run(runs: Runs, option: str, monke
     assert f"resuming {folder}/checkpoints/latest.pt" in (folder / "train.log").read_text()
 
 
+@pytest.mark.slow
 def test_background_saving_changes_nothing(runs: Runs) -> None:
     """Saving must not move any stream, wherever it happens."""
     uncut = final(runs.train(*words("warm-up"), name="uncut"))

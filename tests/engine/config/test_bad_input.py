@@ -72,6 +72,7 @@ model: {type: ConvModle}
 """
 
 
+@pytest.mark.slow
 def test_no_mistake_hides_another(tmp_path: Path) -> None:
     """Rules of a section and of those around it, wrong types, a file that does not import: one message."""
     project = tmp_path / "project"
@@ -173,6 +174,7 @@ def test_wrong_argument_of_a_registered_class(error_of: ErrorOf) -> None:
     assert "loss.CrossEntropyLoss.label_smoothing" in text and "number" in text
 
 
+@pytest.mark.slow
 def test_two_classes_of_one_name(tmp_path: Path) -> None:
     """Both places are named."""
     project = tmp_path / "project"
@@ -212,6 +214,7 @@ def test_unreadable_image(error_of: ErrorOf, tmp_path: Path, worker: str) -> Non
     assert str(folder / "dog" / "2.png") in text and "replace or remove it" in text
 
 
+@pytest.mark.slow
 def test_model_pt(error_of: ErrorOf, runs: Runs, tmp_path: Path) -> None:
     """A checkpoint that is missing, cut off, changed by one bit, no checkpoint, or another model's."""
     path = runs.train("--progress.epoch", "1", name="made") / "checkpoints" / "latest.pt"

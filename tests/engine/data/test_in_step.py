@@ -128,6 +128,7 @@ def line(name: str, *more: str, plugin: str = "hand_over", samples: int = 0) -> 
     return words("plain", *fixed, "--model", "{type: tests.small.Plain}", "--debug.max_samples", str(samples), *more)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["InStep", "Pass"])
 @pytest.mark.parametrize("at", [4, 6])
 def test_records_of_the_present_weights(runs: Runs, name: str, at: int) -> None:

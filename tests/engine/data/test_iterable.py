@@ -76,6 +76,7 @@ class KnowsItsEpoch(StatefulStream):
         self.at, self.epoch = state["at"], state["epoch"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("at", [4, 5])
 def test_a_state_that_holds_the_epoch(runs: Runs, at: int) -> None:
     """At the end of an epoch, it is that of the epoch before; inside one, that of this one."""
@@ -111,6 +112,7 @@ def test_a_stream_with_a_length(runs: Runs) -> None:
     assert load(folder)["position"]["step"] == 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("worker", ["0", "2"])
 def test_a_last_step_that_is_not_full_is_left_out(runs: Runs, worker: str) -> None:
     """loader.drop_last: 100 records in steps of 32."""
@@ -133,6 +135,7 @@ def test_a_stream_with_state_and_workers_is_read_again(runs: Runs, saved: str, r
     assert "reading 1 steps again" in (runs.root / "cut" / "train.log").read_text()
 
 
+@pytest.mark.slow
 def test_a_stream_without_state_is_read_again(runs: Runs) -> None:
     """It repeats itself here, so the result is the same; the log does not promise that."""
     uncut = final(runs.train(*stream("Rereading"), name="uncut"))
@@ -275,6 +278,7 @@ def test_an_epoch_without_samples(runs: Runs, samples: int, epoch: int) -> None:
     assert f"dataset.train: Exhausted yielded no sample in epoch {epoch}" in log
 
 
+@pytest.mark.slow
 def test_random_transforms_of_a_stream(runs: Runs) -> None:
     """Seeded like all that a dataset draws."""
     transforms = "[{type: tests.parts.transforms.test_transforms.RandomScale, limit: 0.5}]"

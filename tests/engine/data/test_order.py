@@ -105,6 +105,7 @@ def test_global_generators_are_seeded() -> None:
     assert np.random.get_state()[1].tolist() == expected
 
 
+@pytest.mark.slow
 def test_weights_of_the_epoch(runs: Runs) -> None:
     """The order sees the dataset as it is in that epoch, also if only workers read."""
     data = ["--dataset.train", f"{{type: {HERE}.Curriculum}}", "--loader.order", "{type: weighted, samples: 64}"]

@@ -113,6 +113,7 @@ class Jitter:
 HELD = ["numpy", "legacy", "python", "torch", "closure", "module", "lazy", "transforms"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("held", "worker"), [*((held, 0) for held in HELD), ("numpy", 2), ("transforms", 2)])
 def test_generators_of_ones_own_are_seeded_for_each_sample(runs: Runs, held: str, worker: int) -> None:
     uncut, cut = cut_and_uncut(runs, *data("Noisy", held=held), "--num_workers", str(worker))
@@ -176,6 +177,7 @@ class Forgetful(WithState):
     def load_state_dict(self, state: dict[str, int]) -> None: ...
 
 
+@pytest.mark.slow
 def test_a_dataset_with_a_state_is_put_back_before_it_is_read_again(runs: Runs) -> None:
     train = [*data("WithState", how="counter")[:2], "--batch_size", "16"]
     uncut, cut = cut_and_uncut(runs, *train)

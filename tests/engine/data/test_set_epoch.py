@@ -75,12 +75,14 @@ def test_workers_know_the_epoch(runs: Runs, name: str) -> None:
     assert not same(alone["latest"]["model"], plain["latest"]["model"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "worker"), [("Brighter", 0), ("Brighter", 2), ("BrighterWithState", 0)])
 def test_a_resume_inside_a_later_epoch(runs: Runs, name: str, worker: int) -> None:
     more = ["--num_workers", str(worker)]
     same_after_cut(runs, "plain", *changing(name, *more))
 
 
+@pytest.mark.slow
 def test_the_epoch_goes_through_data_sets_around_others(runs: Runs) -> None:
     """Transforms, several sets in one, and the first samples of both; with an order that needs the classes."""
     one = f"{{type: {HERE}.Brighter}}"

@@ -32,6 +32,7 @@ def shards(tmp_path: Path) -> Path:
     return tmp_path / "packed"
 
 
+@pytest.mark.slow
 def test_packing_twice_gives_the_same_bytes(shards: Path, tmp_path: Path) -> None:
     """Whatever the dates and the order on the disk; from the command line."""
     for index, path in enumerate(sorted((tmp_path / "photos").rglob("*.png"), reverse=True)):

@@ -72,6 +72,7 @@ def test_alike_at_the_start(runs: Runs) -> None:
     assert (record["world_size"], record["seed"]) == (2, 42)
 
 
+@pytest.mark.slow
 def test_ranks_end_with_their_test(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever ends a test, a Ctrl-C say, it leaves no process behind."""
 

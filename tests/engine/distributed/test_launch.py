@@ -128,6 +128,7 @@ def test_variables_of_a_single_process(variables: dict[str, str]) -> None:
     assert read_launch(variables) is None
 
 
+@pytest.mark.slow
 def test_missing_ranks_are_named_before_the_timeout(
     runs: Runs, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -168,6 +168,7 @@ def test_what_cannot_be_had_is_named(error_of: ErrorOf, words: list[str], text: 
     assert text in error_of(*FIXED, *words)
 
 
+@pytest.mark.slow
 def test_processes_that_cannot_share_the_tree(runs: Runs) -> None:
     text = refused(runs, 2, runs.words("--dist.reduction", "fixed", "--optim.accumulate", "3"))
     assert "optim.accumulate is 3. It counts the micro-batches of all processes, here 2" in text

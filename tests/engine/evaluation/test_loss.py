@@ -15,6 +15,7 @@ PLAIN = ["--model", "{type: tests.small.Plain}"]
 WEIGHT = "loss.tests_small_Learned.layer.weight"
 
 
+@pytest.mark.slow
 def test_weights_of_a_loss_are_trained_and_resumed(runs: Runs) -> None:
     """In the optimizer and the checkpoint, with its buffers."""
     uncut, _ = same_after_cut(runs, "warm-up", *LEARNED)

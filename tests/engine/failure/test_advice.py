@@ -11,6 +11,7 @@ import evaluate
 from tests.conftest import CONFIG, PROJECT, Runs
 
 
+@pytest.mark.slow
 def test_checkpoints_that_are_elsewhere_or_are_none(runs: Runs, capsys: pytest.CaptureFixture[str]) -> None:
     """A run's folder means its best checkpoint; a misspelt one; a pickled model; a finished run."""
 

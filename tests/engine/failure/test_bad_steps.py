@@ -54,6 +54,7 @@ def test_no_more_than_some_in_a_row(runs: Runs) -> None:
     assert "step 7 is bad, as were 2 before it: its loss is nan, of train samples" in text
 
 
+@pytest.mark.slow
 def test_a_spike(runs: Runs) -> None:
     """Far above the last steps: of the loss, or of the gradient; without `spike` it is a step like others."""
     words = [*spiked(41), "--progress.epoch", "10", "--progress.epoch_save_latest", "-1"]
@@ -99,6 +100,7 @@ def test_the_samples_of_several_steps() -> None:
     assert stream.samples(Position(epoch_size=10), 7) == expected and at.epoch == 1 and at.sample == 9
 
 
+@pytest.mark.slow
 def test_a_rewind(runs: Runs) -> None:
     """Weights, optimizer and what spikes are compared with are the checkpoint's; batches since are skipped."""
     plugin = ["--plugins", f"[{remember.__module__}:remember]"]
@@ -113,6 +115,7 @@ def test_a_rewind(runs: Runs) -> None:
     assert "; rewound to step" in (folder / "train.log").read_text()
 
 
+@pytest.mark.slow
 def test_a_rewind_past_a_save_that_was_not_planned(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
     """A run that was never stopped has no such checkpoint; the one before it is still there."""
     words = [*DATA, *REWIND, "--progress.epoch_save_latest", "2step", "--progress.epoch_val", "-1"]
@@ -189,6 +192,7 @@ def test_the_limit_is_of_steps_not_of_updates(runs: Runs, task: str) -> None:
     assert {entry["step"] for entry in metrics(runs.root / "run", "skipped")} == {4, 5}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("words", [SKIP, REWIND])
 def test_an_exact_resume(runs: Runs, words: list[str]) -> None:
     """With bad steps before the cut and after it."""
@@ -226,6 +230,7 @@ def test_any_number_of_processes(runs: Runs) -> None:
     assert metrics(runs.root / "on_1", "skipped") == metrics(runs.root / "on_2", "skipped") != []
 
 
+@pytest.mark.slow
 def test_a_stopped_run_goes_on(runs: Runs) -> None:
     """Without leave to change what is trained: until the bad step, it trains the same."""
     assert runs.fail(*DATA, "--progress.epoch_save_latest", "1step") == 2

@@ -356,6 +356,7 @@ def test_rank_0_cannot_be_reached(monkeypatch: pytest.MonkeyPatch) -> None:
             hub.connect(Rank(rank=1, world_size=2, local_world=2))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("change", "report"),
     [({"MASTER_ADDR": "no.such.host.invalid"}, "Name or service not known"), ({}, "address already in use")],

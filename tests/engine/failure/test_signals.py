@@ -56,6 +56,7 @@ def test_signals_during_a_save(
     assert same(measured(runs.train(*words("warm-up", "--resume", "auto"), name="cut")), uncut)
 
 
+@pytest.mark.slow
 def test_tests_under_nohup() -> None:
     """What a terminal's end or a Ctrl-C does can be tested from a session that is itself shielded from both."""
     say = "import tests.conftest, signal; print([signal.getsignal(n) for n in (1, 2)])"

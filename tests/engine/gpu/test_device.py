@@ -71,6 +71,7 @@ def test_peaks(device: Device) -> None:
         assert peaks["recomputed"] < 0.8 * peaks["whole"]
 
 
+@pytest.mark.slow
 @pytest.mark.gpu("accelerator")
 def test_it_is_what_torch_finds(device: Device) -> None:
     """torch.accelerator names the device that a run used, and the run set it as the current one."""

@@ -35,6 +35,7 @@ def near(first: dict[str, Any], second: dict[str, Any]) -> None:
         torch.testing.assert_close(value, second[name], rtol=1e-9, atol=1e-11, msg=name)
 
 
+@pytest.mark.slow
 def test_it_changes_the_order_and_nothing_else(runs: Runs) -> None:
     """Strides in training and evaluation; the weights of the usual order, to rounding in 64 bits; resume."""
     first = runs.train(*WORDS, "false", name="first")
@@ -47,6 +48,7 @@ def test_it_changes_the_order_and_nothing_else(runs: Runs) -> None:
     assert "this resume is bit-exact" in log(cut)
 
 
+@pytest.mark.slow
 def test_a_resume_may_change_the_order(runs: Runs) -> None:
     """It is carried out otherwise, and trains the same; it is not called bit-exact."""
     uncut = runs.train(*WORDS, "false", name="uncut")

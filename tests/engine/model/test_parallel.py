@@ -144,6 +144,7 @@ def _compiler() -> Any:
     torch._dynamo.reset()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("_compiler")
 @pytest.mark.parametrize(
     "more",

@@ -47,6 +47,7 @@ def command(runs: Runs, *words: str) -> list[str]:
     return [sys.executable, "train.py", *runs.words(*words)]
 
 
+@pytest.mark.slow
 def test_rows_of_numbers(short: Runs) -> None:
     """With three losses, four groups and a metric for each class."""
     (short.root / "many.yaml").write_text(MANY.format(base=PROJECT / "tests" / "base.yaml"))
@@ -71,6 +72,7 @@ class WithNumber(ClassificationTask):
         return losses
 
 
+@pytest.mark.slow
 def test_an_added_number_keeps_the_log_readable(short: Runs) -> None:
     """One row for each log line, no loss twice, metrics before further losses, one rounding; each epoch has a loss."""
     words = ["--task.type", f"{__name__}.WithNumber", "--progress.log_every", "50"]
@@ -88,6 +90,7 @@ def test_an_added_number_keeps_the_log_readable(short: Runs) -> None:
     assert len(metrics(folder, "train")) == 2
 
 
+@pytest.mark.slow
 def test_without_colour_and_at_debug(short: Runs) -> None:
     """NO_COLOR is respected."""
     words = command(short, "--monitor.log_level", "DEBUG", "--progress.epoch", "1")
@@ -154,6 +157,7 @@ def breaks(trainer: Trainer) -> None:
     trainer.monitor.after_step.append(fail)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("processes", ["1", pytest.param("2", marks=pytest.mark.slow)])
 def test_a_failure_fits_the_terminal_and_says_how_to_continue(short: Runs, processes: str) -> None:
     """Its level is a word; the command that resumes the run can be pasted, whatever the run is called."""

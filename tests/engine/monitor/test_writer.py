@@ -86,6 +86,7 @@ def test_numbers_that_json_does_not_have(tmp_path):
     assert [float(value) for value in entry["values"].values()][1:] == [math.inf, -math.inf]
 
 
+@pytest.mark.slow
 def test_a_resume_leaves_no_point_twice(tmp_path):
     """In metrics and TensorBoard what came after the checkpoint goes; the rest stays."""
     path = tmp_path / "metrics.jsonl"
@@ -176,6 +177,7 @@ recorder.close()
 """
 
 
+@pytest.mark.slow
 def test_a_full_disk_is_reported_once(tmp_path):
     """With space again, all metrics are written; TensorBoard has what was written before."""
     done = run([sys.executable, "-c", FULL_DISK, str(tmp_path)])

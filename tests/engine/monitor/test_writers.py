@@ -25,6 +25,7 @@ def test_mistakes_in_the_list_of_writers(runs: Runs) -> None:
         assert part in said, said
 
 
+@pytest.mark.slow
 def test_what_tensorboard_shows(runs: Runs) -> None:
     """Groups of curves, pictures in one of their own that comes last, and texts."""
     folder = runs.train(

@@ -34,6 +34,7 @@ def test_numbers_at_the_edge() -> None:
         torch.testing.assert_close(scale_exp(edge, 2.0, 1.0), scale_reference(edge, 2.0, 1.0), equal_nan=True)
 
 
+@pytest.mark.slow
 def test_other_derivatives_are_right() -> None:
     """Forward mode, once silently 0, and torch.func, once an error; in the step and inside torch.compile."""
 

@@ -326,6 +326,7 @@ def test_loaded_state_is_matched_by_name(optim, name: str) -> None:
         first.load_state_dict(build_optimizer(plain, nn.ModuleDict({"a": nn.Linear(2, 2)})).state_dict())
 
 
+@pytest.mark.slow
 def test_a_checkpoint_that_knows_no_groups(runs: Runs) -> None:
     """Of a version without these keys; they count as their defaults, so nothing has changed."""
     uncut = load(runs.train(*TOWER, name="uncut"))

@@ -151,6 +151,7 @@ def test_a_state_fits_its_optimizer_only(configured) -> None:
         moved.load_state_dict(deepcopy(start("[]").state_dict()))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("at", "more"),
     [
@@ -211,6 +212,7 @@ class Duel(ClassificationTask):
         return [Group("head", head.parameters(), lr=5.0, optim_type="RMSprop", args={"momentum": 0.5})]
 
 
+@pytest.mark.slow
 def test_a_task_has_an_optimizer_for_each_of_its_updates(runs: Runs) -> None:
     """As a GAN with two rates and two classes: each steps in its own update only, and resumes exactly."""
     uncut, _ = same_after_cut(runs, "plain", *TOWER, "--task", f"{{type: {HERE}.Duel}}", at=16)
@@ -228,6 +230,7 @@ def test_a_task_has_an_optimizer_for_each_of_its_updates(runs: Runs) -> None:
 FREE = [*TOWER, "--optim.optim_type", "schedulefree.AdamWScheduleFree", "--optim.lr", "0.01"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("ranks", "at", "more"),
     [
@@ -245,6 +248,7 @@ def test_a_schedule_free_run_resumes_exactly(runs: Runs, ranks: int, at: int, mo
     assert all(group["train_mode"] and group["k"] == state["position"]["step"] for group in free)
 
 
+@pytest.mark.slow
 def test_the_average_of_an_optimizer_is_what_is_measured_and_used(runs: Runs, evaluated: Any) -> None:
     """P13: by validation and by evaluate.py; training goes on with the same bits."""
     more = [*FREE, "--optim.args", "{betas: [0.9, 0.99]}"]
@@ -287,6 +291,7 @@ def test_warm_up_stable_decay(configured, keys: str, expected: list[float]) -> N
     assert rates == pytest.approx([1 / 3, 2 / 3, *expected])
 
 
+@pytest.mark.slow
 def test_a_recording_sees_several_optimizers_as_one(runs: Runs) -> None:
     """tools.same compares gradients and states once for each update."""
     environment = {**ENVIRONMENT, "RECORD_DIR": str(runs.root), "PYTHONPATH": str(PROJECT / "tools" / "record")}

@@ -19,6 +19,7 @@ def rising(trainer: Trainer) -> None:
     names["attach"](trainer)
 
 
+@pytest.mark.slow
 def test_the_momentum_of_the_page(runs: Runs) -> None:
     """Each step has its own, and a resume gives the same bits as a run without a stop."""
     whole = runs.train(*PLUGIN, "--progress.max_steps", "4", name="whole")

@@ -110,6 +110,7 @@ def written(folder: str, layers: list[dict[str, Any]]) -> Path:
 DEFAULTS = {**values_of(Root()), "first": values_of(Inner()), "second": values_of(Inner())}
 
 
+@pytest.mark.slow
 @given(st.lists(LAYERS, min_size=1, max_size=4), LAYERS)
 def test_later_layers_win_key_by_key(layers: list[dict[str, Any]], typed: dict[str, Any]) -> None:
     """Defaults, files in the order of their bases, and the command line: the last that gives a key decides it."""

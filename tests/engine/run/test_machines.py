@@ -35,6 +35,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return Runs(tmp_path_factory.mktemp("runs")).train(*SHORT)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("output", ["| true", "> /dev/full"])
 def test_an_evaluation_is_written_before_it_is_printed(trained: Path, tmp_path: Path, output: str) -> None:
     """Whoever reads the output may have left."""
@@ -99,6 +100,7 @@ def test_errors_of_a_machine_have_a_hint(error: Exception, remedy: str) -> None:
     assert remedy in describe(error, Rank()).hint
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="Python 3.10 has no -P")
 def test_python_that_leaves_out_the_folder_of_the_script() -> None:
     """With -I, as with -P, of which it is more."""
@@ -107,6 +109,7 @@ def test_python_that_leaves_out_the_folder_of_the_script() -> None:
         assert run([sys.executable, "-I", program, "--help"], env=environment).returncode == 0
 
 
+@pytest.mark.slow
 def test_a_terminal_that_nobody_reads(runs: Runs) -> None:
     """A full pipe keeps a run from writing; SIGTERM still saves and ends it."""
     words = runs.words("--progress.epoch", "1000", "--progress.log_every", "1")

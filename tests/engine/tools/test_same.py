@@ -26,6 +26,7 @@ CONFIGS = {
 FEW = [pytest.param(each, marks=[pytest.mark.full] * bool(at), id=" ".join(each)) for at, each in enumerate(CONFIGS)]
 
 
+@pytest.mark.slow
 def test_runs_of_other_lengths(runs: Runs, capsys: pytest.CaptureFixture[str]) -> None:
     """Compared is what both have: the rows to the end of the shorter one, and a checkpoint of one step."""
     short, long = (runs.train(*words("plain", "--progress.epoch", epochs), name=epochs) for epochs in "12")

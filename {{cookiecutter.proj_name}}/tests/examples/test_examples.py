@@ -65,15 +65,15 @@ EXAMPLES = {
     "distillation": Example("Accuracy", 0.97, alone=("--prepare.freeze", "[features.0.1.*]")),  # its batch norm
     "gan": Example("NearestReal.recognised", 0.94),
     "language_model": Example("loss", 1.65, lower=True, short=TINY_GPT, alone=("--model.dropout", "0")),
-    "metric_learning": Example("RecallAt1", 0.95, fast=True),
-    "model_from_string": Example("Accuracy", 0.97, alone=("--model.layers", "f l32 r l10"), fast=True),
+    "metric_learning": Example("RecallAt1", 0.95),
+    "model_from_string": Example("Accuracy", 0.97, alone=("--model.layers", "f l32 r l10")),
     "regression": Example("R2", 0.89, fast=True),
     "reinforcement": Example("MeanLength", 195, short=("--dataset.train.episodes", "160", "--batch_size", "32")),
     "segmentation": Example("MeanIoU", 0.88),
     "self_supervised": Example("RecallAt1", 0.90),
     "stages": Example("Accuracy", 0.96, short=SHORT_STAGES),
     "stream": Example("loss", 0.002, lower=True, short=SHORT_STREAM),
-    "text": Example("Accuracy", 0.99, fast=True),
+    "text": Example("Accuracy", 0.99),
     "vision_recipe": Example("Accuracy", 0.97, alone=UNMIXED),
 }
 NEED_MORE = {"hugging_face", "lora"}  # packages that the project does not require: the template tests them

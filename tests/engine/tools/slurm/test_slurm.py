@@ -139,6 +139,7 @@ def test_inside_an_allocation_it_starts_at_once(script: Script, tmp_path: Path, 
     assert "one allocation" in script("--slurm.array", "0-1", SLURM_JOB_ID="5").stderr
 
 
+@pytest.mark.slow
 def test_a_dry_run_leaves_nothing(project: Path, cluster: Path) -> None:
     """With the real preparation: the job file as it would be queued, and no file or folder of it."""
     before = sorted(project.rglob("*"))

@@ -49,7 +49,8 @@ def assert_near(first: Any, second: Any, where: str = "") -> None:
         assert first == (pytest.approx(second) if isinstance(first, float) else second), where
 
 
-@pytest.mark.parametrize("world", [2, pytest.param(3, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("world", [2, 3])
 def test_it_trains_as_a_whole_model_does(runs: Runs, world: int) -> None:
     """In 64 bits, the same weights, moments and measurements as one process, to 1e-7.
 
@@ -141,6 +142,7 @@ def sharded(runs: Runs) -> Callable[..., Path]:
     return train
 
 
+@pytest.mark.slow
 def test_one_ordinary_file(runs: Runs, sharded: Callable[..., Path], evaluated: Callable[..., Any]) -> None:
     """Loaded by plain torch, evaluated, started from; a damaged one is passed over."""
     latest = sharded() / "latest.pt"

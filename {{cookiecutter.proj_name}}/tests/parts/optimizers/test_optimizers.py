@@ -56,7 +56,7 @@ def test_the_core_refuses_to_resume_without_it(monkeypatch: pytest.MonkeyPatch) 
 MATRICES = "[{match: '*', ndim: 2, optim_type: Muon, args: {adjust_lr_fn: match_rms_adamw}}]"
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_muon_with_adamw_resumes_exactly(runs: Runs, ranks: int) -> None:
     """The sample model, Muon for its matrix; each parameter has the state of its optimizer."""
     uncut, _ = same_after_cut(runs, "warm-up", "--optim.groups", MATRICES, ranks=ranks)
