@@ -14,6 +14,8 @@ SITE ?= site
 
 # Tests at a time. Each is one or two processes with one thread, so two for each pair of cores.
 JOBS ?= 2
+# And of slow ones, which wait half of their time for the programs that they start.
+SLOW_JOBS ?= $(shell echo $$((2 * $(JOBS))))
 
 # Which tests: "not slow", "slow", or all; of the template also "slow and not full", and "full".
 SLOW ?=
@@ -57,14 +59,14 @@ test: lint  ## every day: style, types, and the fast tests, of the project here 
 	@$(MAKE) --no-print-directory test-project test-template SLOW="not slow"
 
 test-all: test  ## then the rest: full trainings, real clusters, and the tests of rendered projects
-	@$(MAKE) --no-print-directory test-project SLOW=slow
-	@$(MAKE) --no-print-directory test-template SLOW="slow and not full"
+	@$(MAKE) --no-print-directory test-project SLOW=slow JOBS=$(SLOW_JOBS)
+	@$(MAKE) --no-print-directory test-template SLOW="slow and not full" JOBS=$(SLOW_JOBS)
 	@echo "== all tests passed"
 
 test-full: test-all  ## before a release: also every combination of parts, planted mistake and example, and properties at length
-	@$(MAKE) --no-print-directory test-template SLOW=full
+	@$(MAKE) --no-print-directory test-template SLOW=full JOBS=$(SLOW_JOBS)
 	@echo "== tests of the engine (full)"
-	@"$(BIN)/python" -m pytest -q -p no:cacheprovider -n $(JOBS) -m full tests/engine
+	@"$(BIN)/python" -m pytest -q -p no:cacheprovider -n $(SLOW_JOBS) -m full tests/engine
 	@echo "== properties of the engine, on many examples"
 	@PROPERTIES=many "$(BIN)/python" -m pytest -q -p no:cacheprovider -n $(JOBS) tests/engine/properties
 	@echo "== every combination passed"

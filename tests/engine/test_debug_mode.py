@@ -67,7 +67,9 @@ def debugged(runs: Runs, config: Path, *words: str) -> Path:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("config", SHIPPED, ids=str)
+@pytest.mark.parametrize(
+    "config", [pytest.param(path, marks=[pytest.mark.full] * (at % 4 > 0)) for at, path in enumerate(SHIPPED)], ids=str
+)
 def test_every_shipped_config(runs: Runs, config: Path) -> None:
     """D13: --debug runs to its end whatever a config sets."""
     values, words = resolve(Config, [PROJECT / config]).values, []

@@ -201,8 +201,9 @@ def test_two_processes_equal_one(runs: Runs) -> None:
         "SGD",
         "--optim.lr",
         "0.5",
+        "--progress.epoch_eval",
+        "1",
     ]
-    model += ["--progress.epoch_eval", "1"]
     alone = runs.train(*model, "--batch_size", "32", name="alone")
     words = runs.words(*model, "--batch_size", "16", name="two")
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "train.py"]

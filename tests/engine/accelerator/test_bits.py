@@ -28,8 +28,11 @@ def test_late_work_has_the_bits_of_the_cpu(accelerator: Accelerator) -> None:
 
 @pytest.mark.parametrize(
     "words",
-    [ALL_AT_ONCE, (*SAVES, "--precision.mode", "bf16"), (*SAVES, *OVERFLOWS)],
-    ids=["everything", "bf16", "fp16"],
+    [
+        pytest.param(ALL_AT_ONCE, id="everything"),
+        pytest.param((*SAVES, "--precision.mode", "bf16"), id="bf16", marks=pytest.mark.full),
+        pytest.param((*SAVES, *OVERFLOWS), id="fp16", marks=pytest.mark.full),
+    ],
 )
 def test_late_work_has_the_bits_of_work_at_once(accelerator: Accelerator, words: tuple[str, ...]) -> None:
     """Every file holds the moment of its save."""

@@ -14,7 +14,13 @@ LEFT_OUT = {"distillation"}
 MOST = {"stages": "16"}  # its second stage begins at step 15
 
 
-@pytest.mark.parametrize("name", sorted(EXAMPLES.keys() - LEFT_OUT))
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[pytest.mark.full] * (name not in ("language_model", "vision_recipe")))
+        for name in sorted(EXAMPLES.keys() - LEFT_OUT)
+    ],
+)
 def test_it_has_the_same_bits_late(accelerator: Accelerator, name: str) -> None:
     folders = []
     for mode in ("eager", "lazy"):

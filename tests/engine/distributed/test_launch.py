@@ -220,7 +220,7 @@ def note_python(trainer: Trainer) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("flags", [["-O", "-Wignore:x", "-W", "ignore:y"], []])
+@pytest.mark.parametrize("flags", [["-O", "-Wignore:x", "-W", "ignore:y"], pytest.param([], marks=pytest.mark.full)])
 def test_spawn_starts_python_as_it_was_started(runs: Runs, flags: list[str]) -> None:
     """What the interpreter was given holds for the processes that train, and not only for their starter."""
     plugin = "[engine.distributed.test_launch:note_python]"

@@ -397,13 +397,20 @@ NAN = ["--loss", "{$REPLACE: true, ce: {type: tests.small.NanOnRank1}}"]
     ("how", "words", "rank", "shown"),
     [
         ("raise 1 train 5", [], "1", r"Traceback.*= rank 1 failed =.*a mistake in the model.*during +training"),
-        (
+        pytest.param(
             "never 0 train 0",
             ["--plugins", f"[{__name__}:refuse]"],
             "1",
             r"traceback : rank 1 has no table of",
+            marks=pytest.mark.full,
         ),
-        ("never 0 train 0", NAN, "1", r"the loss of step 3 is not a finite number \(rank 1, of train samples"),
+        pytest.param(
+            "never 0 train 0",
+            NAN,
+            "1",
+            r"the loss of step 3 is not a finite number \(rank 1, of train samples",
+            marks=pytest.mark.full,
+        ),
         ("hang 1 train 4", ["--dist.timeout", "3"], "1", r"rank 1 failed =.*did not come to an exchange"),
         ("kill 1 train 5", [], "1", r"Signal 9 \(SIGKILL\) received"),
         ("exit 1 train 5", [], "0", r"rank 1: the process exited without an error message"),
@@ -437,8 +444,8 @@ def test_one_process_under_torchrun(runs: Runs) -> None:
     ("how", "report"),
     [
         ("exit", "with exit code 0"),
-        ("exit3", "with exit code 3"),
-        ("abort", "killed by SIGABRT"),
+        pytest.param("exit3", "with exit code 3", marks=pytest.mark.full),
+        pytest.param("abort", "killed by SIGABRT", marks=pytest.mark.full),
         ("kill", "killed by SIGKILL"),
     ],
 )

@@ -217,8 +217,8 @@ __global__ void kernel(const float* x, float* out) {
     ("kernel", "line", "words"),
     [
         (BRANCH, "__syncthreads();  // one", "threads wait here for others of their block, which wait at"),
-        (SPIN, "while (atomicAdd", "a thread waits in a loop for another"),
-        (BLOCKS, "out[0] += first", "ThreadSanitizer: data race"),
+        pytest.param(SPIN, "while (atomicAdd", "a thread waits in a loop for another", marks=pytest.mark.full),
+        pytest.param(BLOCKS, "out[0] += first", "ThreadSanitizer: data race", marks=pytest.mark.full),
     ],
     ids=["branch", "spin", "blocks"],
 )

@@ -36,7 +36,6 @@ class Example:
         lower: whether it must be below the bound, not above.
         short: words for an epoch of a few steps of 32 samples.
         alone: words for the comparison with two processes.
-        fast: whether it reaches its number within a few seconds.
     """
 
     value: str
@@ -44,7 +43,6 @@ class Example:
     lower: bool = False
     short: tuple[str, ...] = SHORT
     alone: tuple[str, ...] = ()
-    fast: bool = False
 
 
 TINY_TEXT = "type: examples.language_model.data.Text, context: 16, length: 2844"
@@ -67,7 +65,7 @@ EXAMPLES = {
     "language_model": Example("loss", 1.65, lower=True, short=TINY_GPT, alone=("--model.dropout", "0")),
     "metric_learning": Example("RecallAt1", 0.95),
     "model_from_string": Example("Accuracy", 0.97, alone=("--model.layers", "f l32 r l10")),
-    "regression": Example("R2", 0.89, fast=True),
+    "regression": Example("R2", 0.89),
     "reinforcement": Example("MeanLength", 195, short=("--dataset.train.episodes", "160", "--batch_size", "32")),
     "segmentation": Example("MeanIoU", 0.88),
     "self_supervised": Example("RecallAt1", 0.90),
@@ -139,7 +137,7 @@ def teacher(runs: Runs, name: str, *more: str) -> tuple[str, ...]:
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=() if each.fast else pytest.mark.slow) for name, each in EXAMPLES.items()]
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name != "regression")) for name in EXAMPLES]
 )
 def test_it_reaches_its_number(runs: Runs, name: str) -> None:
     """With its own config, on one core."""

@@ -201,7 +201,7 @@ def test_a_task_that_draws_nothing(runs: Runs) -> None:
 @pytest.mark.slow
 def test_two_processes_draw_the_same_pictures_as_one(runs: Runs) -> None:
     """The worst of all processes in one order, to the last pixel."""
-    data = ["--dataset.eval", "{type: tests.samples.Digits, eval_batch_size: 16}"]
+    data = ["--dataset.eval", "{type: tests.samples.Digits, eval_batch_size: 16}", "--pictures.number", "8"]
     file = runs.train(*data, "--progress.epoch", "1") / "checkpoints" / "latest.pt"
     drawn = []
     for world in (1, 2):
