@@ -56,6 +56,7 @@ SHIPPED = sorted(
     for path in PROJECT.glob(pattern)
     if path.name != "eval.yaml"  # for evaluate.py
 )
+OFTEN = ("default.yaml", "ops.yaml", "distillation", "language_model", "stages", "stream")
 STEPS = ", args: {lr_steps: [30, 60]}"
 SCHEDULES = ["cosine", f"multistep{STEPS}", "onecycle", "plateau", "constant"]
 
@@ -68,7 +69,9 @@ def debugged(runs: Runs, config: Path, *words: str) -> Path:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "config", [pytest.param(path, marks=[pytest.mark.full] * (at % 4 > 0)) for at, path in enumerate(SHIPPED)], ids=str
+    "config",
+    [pytest.param(path, marks=() if path.parts[1] in OFTEN else pytest.mark.full) for path in SHIPPED],
+    ids=str,
 )
 def test_every_shipped_config(runs: Runs, config: Path) -> None:
     """D13: --debug runs to its end whatever a config sets."""

@@ -26,7 +26,7 @@ def program(project: Path, name: str, *words: str) -> str:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.full] * (name != "ema")) for name in ASKS])
+@pytest.mark.parametrize("name", [pytest.param(name, marks=() if name == "ema" else pytest.mark.full) for name in ASKS])
 def test_a_part_that_is_deleted(name: str, tmp_path: Path) -> None:
     """Its key is refused, as is a resume of a run that had it, by name and with the remedy; other runs work."""
     project = tmp_path / "project"

@@ -129,8 +129,8 @@ def test_debug_names_the_operation(runs: Runs) -> None:
         pytest.param(signal.SIGTERM, 143, "", marks=pytest.mark.full),
         (signal.SIGUSR1, 75, "--loader.start_method spawn"),
         pytest.param(signal.SIGTERM, 143, "--loader.start_method forkserver", marks=pytest.mark.full),
-        (signal.SIGTERM, 143, "--dist.processes 2"),
-        pytest.param(signal.SIGHUP, 129, "--dist.processes 2", marks=pytest.mark.full),
+        pytest.param(signal.SIGTERM, 143, "--dist.processes 2", marks=pytest.mark.full),
+        (signal.SIGHUP, 129, "--dist.processes 2"),
     ],
 )
 def test_a_signal_to_all_processes(runs: Runs, number: signal.Signals, code: int, words: str) -> None:

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import runpy
 import shutil
 import subprocess
 import sys
@@ -10,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from support import RECORD, TABLE, copy_of_template, files
+from support import RECORD, REPO, TABLE, copy_of_template, files
 
 SWEEP = {"docs/tools/sweep.md", "tests/tools/test_sweep.py", "tools/sweep/__main__.py"}
 
@@ -126,6 +127,24 @@ def test_each_part_goes_and_comes_back(template: Path, tmp_path: Path, part: str
     shutil.rmtree(project / "experiments")
     add(project, " ".join(going))
     assert contents(project) == before
+
+
+@pytest.mark.parametrize(
+    ("asked", "names", "recorded"),
+    [
+        ("core", ["sweep"], "core sweep"),
+        ("usual", ["slurm", "sweep"], "usual sweep"),
+        ("all", ["slurm"], "all"),
+        ("core, sweep", ["sweep", "examples"], "core sweep"),
+    ],
+)
+def test_what_is_recorded(tmp_path: Path, asked: str, names: list[str], recorded: str) -> None:
+    """What the answer does not have already."""
+    (tmp_path / RECORD).write_text(f"examples: none\nparts: {asked}\n")
+    hook = runpy.run_path(str(REPO / "hooks" / "add.py"))
+    hook["record"](tmp_path, {"parts": asked}, TABLE, names)
+    examples = "all" if "examples" in names else "none"
+    assert (tmp_path / RECORD).read_text() == f"examples: {examples}\nparts: {recorded}\n"
 
 
 @pytest.mark.slow

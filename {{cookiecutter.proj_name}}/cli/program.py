@@ -51,7 +51,7 @@ def entered(name: str, *arguments: Any) -> AbstractContextManager[Any]:
 def with_config_of_run(argv: Sequence[str]) -> list[str]:
     """Return `argv` with the config of the run that `--resume` names, if `argv` has no `--config`.
 
-    The run then continues in that folder, whatever its config says: the folder may have been moved.
+    The run then continues in that folder, whatever its config says, unless `argv` names another.
     """
     words = list(argv)
     if option_value(argv, "--config"):
@@ -61,11 +61,13 @@ def with_config_of_run(argv: Sequence[str]) -> list[str]:
         return words
     if is_launched(option_value(argv, "--dist.launcher")):
         words = with_default_launch(argv)
-    if not option_value(argv, "--name") and not option_value(argv, "--dir.runs_dir"):
+    if not option_value(argv, "--name"):
         config = resolve(Config, [stored], words).config
         root = RunPaths.for_run(config.dir, config.name, PROJECT).root
         if root.resolve() != stored.parent.resolve() or "--debug" in argv:  # which has a name of its own
-            words += ["--name", stored.parent.name, "--dir.runs_dir", str(stored.parent.parent)]
+            words += ["--name", stored.parent.name]
+            if not option_value(argv, "--dir.runs_dir"):
+                words += ["--dir.runs_dir", str(stored.parent.parent)]
     return [*words, "--config", str(stored)]
 
 

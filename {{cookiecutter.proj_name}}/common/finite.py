@@ -31,7 +31,7 @@ def are_finite(tensors: Sequence[Tensor]) -> bool:
     if not held:
         return True
     largest = torch._foreach_norm(held, math.inf)  # a sum of squares can overflow
-    return bool(torch.stack([value.float() for value in largest]).isfinite().all())
+    return bool(torch.stack([value.isfinite() for value in largest]).all())
 
 
 def have_finite_gradients(parameters: Sequence[Tensor]) -> bool:

@@ -58,7 +58,7 @@ def start_ranks(
     """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["train", "evaluate", "tests.ranks", "torch._dynamo"])  # imported by each optimizer
-    shared = {"WORLD_SIZE": str(world), "LOCAL_WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1"}
+    shared = {**os.environ, "WORLD_SIZE": str(world), "LOCAL_WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1"}
     if world == 1:  # as torchrun starts it: variables of a single process that are set by hand say nothing
         shared["TORCHELASTIC_RUN_ID"] = "tests"
     shared |= {"MASTER_PORT": str(free_port()), **(environment or {})}
@@ -133,6 +133,7 @@ def _run(setup: Any, program: str, argv: list[str], environment: dict[str, str],
     die_with_parent()  # the server ends with the tests, however they end
     # A test of loader workers may have started the server, with the signals blocked that workers ignore.
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    os.environ.clear()  # what was there when the server was started
     os.environ.update(environment)
     torch.set_num_threads(1)
     # Else the loader's workers would be started the way this process was, by a server that first imports torch.

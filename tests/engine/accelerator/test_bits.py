@@ -31,7 +31,7 @@ def test_late_work_has_the_bits_of_the_cpu(accelerator: Accelerator) -> None:
     [
         pytest.param(ALL_AT_ONCE, id="everything"),
         pytest.param((*SAVES, "--precision.mode", "bf16"), id="bf16", marks=pytest.mark.full),
-        pytest.param((*SAVES, *OVERFLOWS), id="fp16", marks=pytest.mark.full),
+        pytest.param((*SAVES, *OVERFLOWS), id="fp16"),
     ],
 )
 def test_late_work_has_the_bits_of_work_at_once(accelerator: Accelerator, words: tuple[str, ...]) -> None:

@@ -120,6 +120,8 @@ def test_a_run_that_was_moved_continues_where_it_is(runs: Runs, tmp_path: Path) 
     assert train.main(["--resume", str(moved), "--progress.epoch", "3", "--dir.runs_dir", str(tmp_path)]) == 0
     assert load(moved)["position"]["epoch"] == 2
     assert load(tmp_path / "other")["position"]["epoch"] == 3
+    assert train.main(["--resume", str(moved), "--progress.epoch", "3", "--dir.runs_dir", str(moved.parent)]) == 0
+    assert load(moved)["position"]["epoch"] == 3
 
 
 @pytest.mark.slow

@@ -67,7 +67,7 @@ def size(folder: Path) -> int:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("resumed_with", ["false", pytest.param("true", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("resumed_with", ["false", "true"])
 def test_a_small_file_resumes_exactly(runs: Runs, evaluated: Any, resumed_with: str) -> None:
     """The files hold what is trained; resume, evaluation and prediction give the same numbers as with all of it."""
     task = ["--task", f"{{type: {HERE}.Taught}}"]

@@ -71,7 +71,7 @@ def kill_one(trainer: Any) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("processes", [pytest.param(1, marks=pytest.mark.full), 3])
+@pytest.mark.parametrize("processes", [1, 3])
 def test_killed_at_any_instant(runs: Runs, processes: int) -> None:
     """While its batch is read, unpickled, waited for, or not wanted at all."""
     for at in ("0", "0.0003", "0.01") if processes == 1 else ("0.001",):

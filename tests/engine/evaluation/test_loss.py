@@ -1,10 +1,12 @@
 """Losses with weights of their own."""
 
+import os
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor, nn
 
 from tests.conftest import Runs, load, metrics
 from tests.ranks import several
@@ -46,3 +48,21 @@ def test_two_processes_train_it_as_one(runs: Runs, more: list[str]) -> None:
     assert WEIGHT in first["task"]
     for key, value in {**first["model"], **first["task"]}.items():
         torch.testing.assert_close({**second["model"], **second["task"]}[key], value, rtol=0, atol=1e-12)
+
+
+def of_rank(output: dict[str, Tensor], batch: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return the cross entropy, and a value with a name that this process alone has."""
+    rank = os.environ["RANK"]
+    loss = nn.functional.cross_entropy(output["logits"], batch["label"])
+    return {"entropy": loss, f"rank{rank}": loss.detach() * 0 + float(rank)}
+
+
+@pytest.mark.slow
+def test_values_that_some_processes_have(runs: Runs) -> None:
+    """Each is averaged over the processes that have it; no other value takes its place."""
+    words = ["--loss", f"{{$REPLACE: true, own: {{type: {__name__}.of_rank}}}}", "--progress.epoch", "1"]
+    several(runs, 2, runs.words(*words, "--best.metric", "own.entropy", "--dataset.val.eval_batch_size", "32"))
+    for event in ("train", "val"):
+        for entry in metrics(runs.root / "run", event):
+            assert (entry["values"]["own.rank0"], entry["values"]["own.rank1"]) == (0.0, 1.0), event
+            assert entry["values"]["own.entropy"] > 1.0

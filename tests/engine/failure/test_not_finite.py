@@ -248,7 +248,7 @@ def test_gradients_whose_squares_overflow() -> None:
 def test_which_weights_are_finite() -> None:
     """Also those whose squares overflow; a shard may be empty."""
     large = [torch.full((2,), 1e21), torch.full((1000, 1000), 100.0).half(), torch.empty(0)]
-    assert finite.are_finite(large)
+    assert finite.are_finite([*large, torch.tensor([1e200], dtype=torch.float64)])
     assert finite.are_finite([torch.empty(0)])
     assert not finite.are_finite([*large, torch.tensor([0.0, torch.nan])])
     assert not finite.are_finite([torch.tensor([0.0, -torch.inf])])

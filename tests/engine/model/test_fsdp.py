@@ -13,6 +13,7 @@ import torch.distributed as dist
 
 from common.checkpoint.file import read_checkpoint
 from common.trainer import Trainer
+from engine.conftest import PICTURES
 from tests.conftest import Runs, metrics, same
 from tests.parts.fsdp import test_fsdp as project
 from tests.parts.fsdp.test_fsdp import BLOCKS, BUSY, FSDP, PLAIN, assert_near, log, whole
@@ -48,8 +49,8 @@ def test_a_rank_without_samples(runs: Runs) -> None:
     ids=["fp16", "bf16, offload", "frozen, recomputed", "compiled", "momentum"],
 )
 def test_with_everything_else(runs: Runs, both: list[str], here: list[str], tolerance: float) -> None:
-    """What else a config asks for goes with it; loss and weights are those of a run with DDP."""
-    common = [*TOWER, "--model.depth", "2", "--batch_size", "16", "--optim.lr", "0.01", *BUSY[:-2], *both]
+    """What else a config asks for goes with it, pictures too; loss and weights are those of a run with DDP."""
+    common = [*TOWER, "--model.depth", "2", "--batch_size", "16", "--optim.lr", "0.01", *BUSY[:-2], *PICTURES, *both]
     several(runs, 2, runs.words(*common, *FSDP, *here, name="fsdp"))
     several(runs, 2, runs.words(*common, name="ddp"))
     losses = [metrics(runs.root / name, "val")[-1]["values"]["loss"] for name in ("fsdp", "ddp")]

@@ -1,6 +1,7 @@
 """The meters: losses collected without waiting, and where the time goes."""
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -60,7 +61,7 @@ def test_all_losses_come_in_one_transfer(monkeypatch):
     monkeypatch.setattr(torch.Tensor, "tolist", counted)
     monkeypatch.setattr(torch.Tensor, "item", lambda self: pytest.fail("a transfer of its own"))
     meter.read()
-    assert calls == [(30,), (30, 2)]  # the second are the sums, on the host
+    assert calls == [(30,)]
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
@@ -75,27 +76,30 @@ def test_the_first_step_that_is_no_number_is_known(bad):
 
 
 def test_ranks_are_added_up_by_samples():
-    """Sums and counts, in one exchange; a rank without samples changes nothing, all see a bad one."""
+    """By step and name, in one exchange; a rank without samples changes nothing, all see a bad one."""
     mine = [(1.0, 30), (3.0, 10), (math.nan, 0), (1.0, 4)]
     theirs = [(5.0, 10), (3.0, 30), (2.0, 8), (math.nan, 4)]
-    tables: list[torch.Tensor] = []
+    sums: list[Any] = []
 
-    def feed(values: list[tuple[float, int]], reduce) -> Meter:
-        meter = Meter(window=1, reduce=reduce)
+    def feed(values: list[tuple[float, int]], name: str, gather: Any) -> Meter:
+        meter = Meter(window=1, gather=gather)
         for step, (value, samples) in enumerate(values, start=1):
-            meter.add(step, losses(value, a=value), samples)
+            meter.add(step, losses(value, **{name: value}), samples)
         return meter
 
-    feed(theirs, tables.append).first_bad_step()  # keeps that rank's share
+    def keep(mine: Any) -> list[Any]:
+        sums.append(mine)
+        return [mine]
 
-    def exchange(table: torch.Tensor) -> None:
-        table += tables.pop()
-
-    meter = feed(mine[:3], lambda table: table.add_(tables[0][: len(table)]))
+    feed(theirs[:3], "a", keep).first_bad_step()
+    meter = feed(mine[:3], "a", lambda mine: [mine, *sums])
     assert meter.read().raw == {"loss": 2.0, "a": 2.0}
-    meter = feed(mine, exchange)
+    meter = feed(mine[:1], "b", lambda mine: [mine, *sums])
+    assert meter.first_bad_step() is None
+    assert meter._recent[1, "loss"] == [80.0, 40] and meter._recent[1, "b"] == [30.0, 30]
+    feed(theirs, "a", keep).first_bad_step()
+    meter = feed(mine, "a", lambda mine: [mine, sums[1]])
     assert meter.first_bad_step() == 4
-    assert tables == []
 
 
 def test_losses_do_not_pile_up():

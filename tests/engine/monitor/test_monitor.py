@@ -132,7 +132,7 @@ def test_lines_name_the_trainer_not_the_monitor(run, tmp_path):
     setup_log(file=Appender(tmp_path / "log"))
     monitor = Monitor(MonitorConfig(writers=[]), Rank(), run, values={})
     at, optimizer = Position(step=1, sample=1), torch.optim.SGD([torch.zeros(1)], lr=0.5)
-    monitor.train(at, optimizer, None, {})
+    monitor.train(at, optimizer, torch.tensor(1.0), {})
     monitor.evaluation("val", at, SplitResult({"": SetResult({}, 1)}))
     monitor.end("finished", at, "")
     line = int(here().rpartition(":")[2])

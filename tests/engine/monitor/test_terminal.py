@@ -158,7 +158,7 @@ def breaks(trainer: Trainer) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("processes", ["1", pytest.param("2", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("processes", ["1", "2"])
 def test_a_failure_fits_the_terminal_and_says_how_to_continue(short: Runs, processes: str) -> None:
     """Its level is a word; the command that resumes the run can be pasted, whatever the run is called."""
     words = short.words("--plugins", f"[{__name__}:breaks]", "--dist.processes", processes, name="my run")

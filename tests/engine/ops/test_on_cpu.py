@@ -217,7 +217,7 @@ __global__ void kernel(const float* x, float* out) {
     ("kernel", "line", "words"),
     [
         (BRANCH, "__syncthreads();  // one", "threads wait here for others of their block, which wait at"),
-        pytest.param(SPIN, "while (atomicAdd", "a thread waits in a loop for another", marks=pytest.mark.full),
+        (SPIN, "while (atomicAdd", "a thread waits in a loop for another"),
         pytest.param(BLOCKS, "out[0] += first", "ThreadSanitizer: data race", marks=pytest.mark.full),
     ],
     ids=["branch", "spin", "blocks"],

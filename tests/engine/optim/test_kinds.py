@@ -235,7 +235,7 @@ FREE = [*TOWER, "--optim.optim_type", "schedulefree.AdamWScheduleFree", "--optim
     ("ranks", "at", "more"),
     [
         (1, 9, ["--stages", "[{until: 4step}, {optim: {lr: 0.02}}]", "--optim.groups", MATRICES]),
-        pytest.param(2, 5, ["--dist.strategy", "fsdp"], marks=pytest.mark.slow),
+        (2, 5, ["--dist.strategy", "fsdp"]),
     ],
     ids=["stages", "fsdp"],
 )

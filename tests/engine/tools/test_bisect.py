@@ -57,7 +57,6 @@ def test_a_folder_that_is_no_run(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.full
 def test_a_setting_among_eleven(tmp_path: Path) -> None:
     repository = Repository(tmp_path)
     good, bad = repository.train("good"), repository.train("bad", *HARMLESS, "--optim.lr", "0.03")

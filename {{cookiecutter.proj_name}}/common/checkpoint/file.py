@@ -40,7 +40,7 @@ def full_disk_named() -> Iterator[None]:
 
 @contextmanager
 def linked(source: Path, path: Path) -> Iterator[None]:
-    """Keep the file that is `source` before the block; name it `path`, atomically, after it, in place of any other."""
+    """Keep the file that `source` is now; after the block, name it `path`, atomically, in place of any other."""
     beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     beside.unlink(missing_ok=True)
     try:

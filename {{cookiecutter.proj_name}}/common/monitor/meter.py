@@ -38,8 +38,8 @@ class Meter:
 
     Args:
         window: optimizer steps averaged in the smooth values.
-        reduce: sums a float64 tensor over all processes, in place. With it, `first_bad_step` and `read` are
-            collectives: every process must call them at the same steps.
+        gather: returns the value of every process. With it, `first_bad_step` and `read` are collectives: every process
+            must call them at the same steps.
 
     Attributes:
         clock: times the steps, and counts the items of a task.
@@ -48,11 +48,11 @@ class Meter:
     def __init__(
         self,
         window: int = 20,
-        reduce: Callable[[Tensor], object] = lambda sums: sums,
+        gather: Callable[[_Sums], list[_Sums]] = lambda sums: [sums],
     ) -> None:
         self.clock = Clock()
         self._window = window
-        self._reduce = reduce
+        self._gather = gather
         self._pending: list[tuple[int, dict[str, Tensor], int]] = []
         self._recent: _Sums = {}
         self._last = 0  # step
@@ -93,7 +93,7 @@ class Meter:
         return Reading(raw, smooth)
 
     def _collect(self) -> None:
-        """Copy the pending losses to the host: one transfer, and one reduction if there are other processes."""
+        """Copy the pending losses to the host: one transfer, and one exchange if there are other processes."""
         pending = self._pending
         self._pending = []
         if not pending:
@@ -108,11 +108,14 @@ class Meter:
                     both[0] += value * count
                     both[1] += count
         self.bad_here = self.bad_here or _first_bad(sums)
-        table = torch.tensor(list(sums.values()), dtype=torch.float64)
-        self._reduce(table)
-        sums = dict(zip(sums, table.tolist(), strict=True))
-        self._bad = self._bad or _first_bad(sums)
-        self._recent |= sums
+        whole: _Sums = {}  # of all processes, which need not have losses of the same names
+        for part in self._gather(sums):
+            for place, (total, items) in part.items():
+                both = whole.setdefault(place, [0.0, 0])
+                both[0] += total
+                both[1] += items
+        self._bad = self._bad or _first_bad(whole)
+        self._recent |= whole
         for step, name in tuple(self._recent):
             if step <= self._last - self._window:
                 del self._recent[step, name]

@@ -18,7 +18,7 @@ from common.base.files import warn_on_oserror
 from common.base.text import label
 from common.config import dump, section
 from common.config.registry import WRITER_REGISTRY, Registered
-from common.distributed import Rank, max_over_ranks, sum_over_ranks
+from common.distributed import Rank, gather_objects, max_over_ranks
 from common.monitor.line import current_epoch, evaluation_line, position, train_line
 from common.monitor.meter import Meter, Timing, peak_memory
 from common.monitor.result import SplitResult
@@ -77,7 +77,7 @@ class Monitor:
         resume_step: int | None = None,
         values: Mapping[str, Any],
     ) -> None:
-        self.meter = Meter(config.smooth, partial(sum_over_ranks, rank=rank))
+        self.meter = Meter(config.smooth, partial(gather_objects, rank=rank))
         self.clock = self.meter.clock
         self.after_step: list[Callable[[], object]] = []
         self.after_log: list[AtLogLine] = []
@@ -150,7 +150,7 @@ class Monitor:
         self,
         at: Position,
         optimizer: torch.optim.Optimizer,
-        grad_norm: Tensor | None,
+        grad_norm: Tensor,
         metrics: Mapping[str, float],
         skipped: tuple[int, int] = (0, 0),
     ) -> None:
@@ -160,9 +160,7 @@ class Monitor:
             skipped: steps that loss scaling skipped, and of how many, since the last log line.
         """
         losses = self.meter.read()
-        others = dict(metrics)
-        if grad_norm is not None:
-            others["grad_norm"] = float(grad_norm)
+        others = {**metrics, "grad_norm": float(grad_norm)}
         rates = {}
         for name, rate in learning_rates(optimizer).items():
             rates[f"lr_{name}"] = rate

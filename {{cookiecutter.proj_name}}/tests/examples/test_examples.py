@@ -137,7 +137,7 @@ def teacher(runs: Runs, name: str, *more: str) -> tuple[str, ...]:
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name != "regression")) for name in EXAMPLES]
+    "name", [pytest.param(name, marks=() if name == "regression" else pytest.mark.slow) for name in EXAMPLES]
 )
 def test_it_reaches_its_number(runs: Runs, name: str) -> None:
     """With its own config, on one core."""

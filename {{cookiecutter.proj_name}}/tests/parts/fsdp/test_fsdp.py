@@ -55,7 +55,7 @@ def test_it_trains_as_a_whole_model_does(runs: Runs, world: int) -> None:
     """In 64 bits, the same weights, moments and measurements as one process, to 1e-7.
 
     Clipped by their norm, accumulated in windows whose last leaves some ranks with fewer micro-batches (and
-    the evaluation with fewer batches); with pictures, gradients logged, and weights that do not divide by the ranks.
+    the evaluation with fewer batches); with gradients logged, and weights that do not divide by the ranks.
     """
     size = {2: "6", 3: "4"}[world]
     common = [*PLAIN, *BUSY, "--precision.mode", "fp64", "--debug.max_samples", "149", "--optim.accumulate", "3"]
