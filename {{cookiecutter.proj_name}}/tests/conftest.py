@@ -21,7 +21,7 @@ from loguru import logger
 from torch.utils.data import DataLoader
 
 from common.base.parts import installed
-from common.data.workers import end_workers, start_reading
+from common.data.workers import start_reading
 from common.failure.program import report_errors
 from common.monitor import log
 from common.run import record
@@ -69,16 +69,17 @@ def _in_the_project(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def _no_workers_left(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Those of runs that a test has cut off: a later test would wait for them, 5 s each, when they are collected."""
-    loaders: list[DataLoader[Any]] = []
+    iterators: list[Any] = []
 
     def noted(loader: DataLoader[Any]) -> Iterator[Any]:
-        loaders.append(loader)
-        return start_reading(loader)
+        iterators.append(start_reading(loader))
+        return iterators[-1]
 
     monkeypatch.setattr("common.data.workers.start_reading", noted)
     yield
-    for loader in loaders:
-        end_workers(loader)
+    for iterator in iterators:
+        if hasattr(iterator, "_shutdown_workers"):
+            iterator._shutdown_workers()
 
 
 ErrorOf = Callable[..., str]
