@@ -16,6 +16,7 @@ import train
 from tests.conftest import CONFIG, Runs, load, metrics, run, same
 
 Evaluated = Callable[..., dict[str, Any]]
+PLAIN = ["--model", "{type: tests.small.Plain}", "--optim.optim_type", "SGD", "--optim.lr", "0.5"]
 
 
 @pytest.mark.slow
@@ -121,16 +122,7 @@ def test_lengths_and_periods_in_steps_and_parts_of_epochs(runs: Runs) -> None:
 def test_accumulation_equals_one_big_batch(runs: Runs, split: tuple[str, str]) -> None:
     """Steps are optimizer steps, and the last window of an epoch, not full, weighs every sample alike."""
     batch, accumulate = split
-    model = [
-        "--model",
-        "{type: tests.small.Plain}",
-        "--debug.max_samples",
-        "150",
-        "--optim.optim_type",
-        "SGD",
-        "--optim.lr",
-        "0.5",
-    ]
+    model = [*PLAIN, "--debug.max_samples", "150"]
     whole = str(int(batch) * int(accumulate))
     big = load(runs.train(*model, "--batch_size", whole, name="big"))
     small = load(runs.train(*model, "--batch_size", batch, "--optim.accumulate", accumulate, name="small"))
@@ -192,18 +184,7 @@ def test_a_signal_saves_and_the_run_goes_on_exactly(
 @pytest.mark.slow
 def test_two_processes_equal_one(runs: Runs) -> None:
     """Plain DDP by torchrun on gloo, uneven last window; evaluation counts each sample once."""
-    model = [
-        "--model",
-        "{type: tests.small.Plain}",
-        "--debug.max_samples",
-        "149",
-        "--optim.optim_type",
-        "SGD",
-        "--optim.lr",
-        "0.5",
-        "--progress.epoch_eval",
-        "1",
-    ]
+    model = [*PLAIN, "--debug.max_samples", "149", "--progress.epoch_eval", "1"]
     alone = runs.train(*model, "--batch_size", "32", name="alone")
     words = runs.words(*model, "--batch_size", "16", name="two")
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "train.py"]
