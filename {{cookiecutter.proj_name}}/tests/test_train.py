@@ -186,9 +186,8 @@ def test_two_processes_equal_one(runs: Runs) -> None:
     """Plain DDP by torchrun on gloo, uneven last window; evaluation counts each sample once."""
     model = [*PLAIN, "--debug.max_samples", "149", "--progress.epoch_eval", "1"]
     alone = runs.train(*model, "--batch_size", "32", name="alone")
-    words = runs.words(*model, "--batch_size", "16", name="two")
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "train.py"]
-    done = run([*launcher, *words])
+    done = run([*launcher, *runs.words(*model, "--batch_size", "16", name="two")])
     assert done.returncode == 0, done.stderr
     two = runs.root / "two"
     first, second = load(alone), load(two)
