@@ -149,13 +149,18 @@ def test_what_is_absent_says_how_to_get_it(render: Render, tmp_path: Path, part:
     "name", [pytest.param(name, marks=() if name in TRIED_OFTEN else pytest.mark.full) for name in COMBINATIONS]
 )
 def test_each_combination_works(render: Render, tmp_path: Path, name: str) -> None:
-    """Style, types (of the tests too); trained, killed, resumed to the same weights, evaluated on 1 and 2 processes."""
+    """Style, types, own tests; trained, killed, resumed to the same weights, evaluated on 1 and 2 processes."""
     project = tmp_path / "project"
     shutil.copytree(render(**COMBINATIONS[name]), project)
     check(project, "-m", "ruff", "check", "--no-cache", ".")
     check(project, "-m", "ruff", "format", "--no-cache", "--check", ".")
     check(project, "-m", "mypy", "--no-error-summary", "--cache-dir", str(tmp_path.parent / "mypy"))
     check(project, "train.py", "--list")
+    if name in TABLE:  # its tests need nothing that other parts bring
+        own = [path for pattern in TABLE[name]["files"] for path in project.glob(pattern)]
+        tests = sorted(str(path) for path in own if path.name.startswith("test_"))
+        if tests:
+            check(project, "-m", "pytest", "-q", "-p", "no:cacheprovider", *tests, timeout=1500)
     options = ["--config", "configs/default.yaml", "--progress.epoch", "3"]
     if "weights" not in UNCUT:  # the same for all of them: what a project leaves out does not change a bit
         check(project, "train.py", *options, "--name", "whole")

@@ -16,7 +16,7 @@ from cli.program import EvalConfig
 from tests.conftest import CONFIG, ENVIRONMENT, PROJECT
 from tests.small import NoisyDigits
 from tools.check import __main__ as tool
-from tools.check.lab import Lab, NotApplicable
+from tools.check.lab import Lab
 
 # What to check: CHECK_CONFIG="configs/one.yaml configs/two.yaml"
 MODULE = "tests.tools.test_check"
@@ -87,12 +87,6 @@ def lab(*words: str) -> Lab:
     """Return a lab for the tests' config and these words; no run is made."""
     words = ("--config", str(CONFIG), *words)
     return Lab(words, parse(EvalConfig, list(words), prog="check").config, Path("nowhere"))
-
-
-def test_a_reduction_that_is_exact_is_not_split_in_three() -> None:
-    """It would end with an error of the config, which says nothing about the owner's code."""
-    with pytest.raises(NotApplicable, match="reduction fixed"):
-        lab("--dist.reduction", "fixed").split("accumulate", 4, accumulate=3)
 
 
 def check(*words: str) -> tuple[int, dict[str, str]]:
