@@ -14,8 +14,8 @@ SITE ?= site
 
 # Tests at a time. Each is one or two processes with one thread, so two for each pair of cores.
 JOBS ?= 2
-# And of slow ones, which wait half of their time for the programs that they start.
-SLOW_JOBS ?= $(shell expr 2 \* $(JOBS) 2>/dev/null || echo $(JOBS))
+# And of slow ones, which wait for the programs that they start.
+SLOW_JOBS ?= $(shell expr 3 \* $(JOBS) / 2 2>/dev/null || echo $(JOBS))
 
 # Which tests: "not slow", "slow", or all; of the template also "slow and not full", and "full".
 SLOW ?=
