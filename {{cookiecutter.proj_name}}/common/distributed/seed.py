@@ -34,7 +34,7 @@ def seed_all(seed: int) -> None:
 def set_seed(seed: int) -> None:
     """Seed Python, NumPy and PyTorch (all devices) with one 64-bit number."""
     seed_all(seed)
-    if torch.accelerator.is_available():  # without one it would only note the call, in 100 us and more
+    if torch.accelerator.current_accelerator():  # PyTorch for the CPU would only note the call, in 100 us and more
         torch.manual_seed(seed)
 
 
