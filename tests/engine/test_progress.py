@@ -34,7 +34,8 @@ def test_no_step_that_something_is_due_at_is_missed(seed: int) -> None:
                     else each.epoch + Fraction(each.sample, each.epoch_size)
                     for each in (before, at)
                 ]
-                expected = bool(interval) and (is_last or done[0] // interval.amount < done[1] // interval.amount)
+                amount = Fraction(interval.numerator, interval.denominator)
+                expected = bool(interval) and (is_last or done[0] // amount < done[1] // amount)
                 assert found == expected, (text, at)
             if is_last:
                 break

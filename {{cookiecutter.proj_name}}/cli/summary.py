@@ -69,8 +69,8 @@ def interval_table(trainer: Trainer) -> str:
     for name, interval in zip(names, trainer.triggers.intervals, strict=True):
         text = "never"
         if interval:
-            text = f"every {float(interval.amount):g} {interval.unit}"
-            if interval.amount != 1:
+            text = f"every {interval.numerator / interval.denominator:g} {interval.unit}"
+            if interval.numerator != interval.denominator:
                 text += "s"
         if (name == "validation" and not trainer.val) or (name == "evaluation" and not trainer.evaluation):
             text = "no data"

@@ -57,11 +57,11 @@ def resumed_position(at: Position, epoch_size: int, least: int = 1) -> Position:
     return at._replace(epoch_size=epoch_size)
 
 
-@dataclass(frozen=True)
-class Interval:
-    """A length of training in optimizer steps or epochs, as an exact fraction. An amount of 0 means never."""
+class Interval(NamedTuple):
+    """A length of training in optimizer steps or epochs, as an exact fraction. 0 means never."""
 
-    amount: Fraction
+    numerator: int
+    denominator: int
     unit: Unit
 
     @classmethod
@@ -77,14 +77,10 @@ class Interval:
             unit = match[2]  # type: ignore[assignment]
         if unit == "step" and amount.denominator != 1:
             raise UserError(f"{value!r} is not an interval: the number of steps must be whole")
-        return cls(amount, unit)
+        return cls(*amount.as_integer_ratio(), unit)
 
     def __bool__(self) -> bool:
-        return bool(self.amount)
-
-    def is_due(self, before: Position, after: Position) -> bool:
-        """Return whether a multiple of this interval lies in (before, after]."""
-        return are_due([self], before, after)[0]
+        return self.numerator > 0
 
     def in_steps(self, steps_per_epoch: int | None) -> int:
         """This length in optimizer steps, rounded to the nearest; at least 1, or 0 for never.
@@ -94,11 +90,11 @@ class Interval:
         if not self:
             return 0
         if self.unit == "step":
-            return int(self.amount)
+            return self.numerator
         if steps_per_epoch is None:
-            length = f"{float(self.amount):g}epoch"
-            raise UserError(f'{length}: the dataset has no length; set this in steps, as in "1000step"')
-        return max(1, round(self.amount * steps_per_epoch))
+            epochs = f"{self.numerator / self.denominator:g}epoch"
+            raise UserError(f'{epochs}: the dataset has no length; set this in steps, as in "1000step"')
+        return max(1, round(Fraction(self.numerator * steps_per_epoch, self.denominator)))
 
 
 def are_due(intervals: Iterable[Interval], before: Position, after: Position) -> list[bool]:
@@ -110,8 +106,8 @@ def are_due(intervals: Iterable[Interval], before: Position, after: Position) ->
     found = []
     for interval in intervals:
         start, end, unit = spans[interval.unit]
-        length = interval.amount.numerator * unit
-        per = interval.amount.denominator
+        length = interval.numerator * unit
+        per = interval.denominator
         found.append(length > 0 and end * per // length > start * per // length)
     return found
 
@@ -192,12 +188,11 @@ class Triggers:
         self._epochs = config.epoch or math.inf
         self._steps = config.max_steps or math.inf
         log = Interval.parse(config.log_every, "step")
-        if log.unit == "step" and log.amount > (steps_per_epoch or math.inf):
+        if log.unit == "step" and log.numerator > (steps_per_epoch or math.inf):
             # With a few steps per epoch, most validations would have no training loss beside them.
             log = Interval.parse(1, "epoch")
         self.intervals = [log]
-        saves = (config.epoch_save_latest, config.epoch_save_checkpoint)
-        for value in (config.epoch_val, config.epoch_eval, *saves):
+        for value in (config.epoch_val, config.epoch_eval, config.epoch_save_latest, config.epoch_save_checkpoint):
             self.intervals.append(Interval.parse(value, "epoch"))
 
     def due(self, before: Position, after: Position) -> Due:

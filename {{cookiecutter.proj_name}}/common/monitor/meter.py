@@ -98,27 +98,25 @@ class Meter:
         self._pending = []
         if not pending:
             return
+        self._last = pending[-1][0]
         sums: _Sums = {}
         read = to_floats([losses for _, losses, _ in pending])
         for (step, _, count), values in zip(pending, read, strict=True):
-            self._last = step
             for name, value in values.items():
                 both = sums.setdefault((step, name), [0.0, 0])
                 if count:  # a mean over nothing must not count, and may be NaN
                     both[0] += value * count
                     both[1] += count
         self.bad_here = self.bad_here or _first_bad(sums)
-        whole: _Sums = {}  # of all processes, which need not have losses of the same names
-        for part in self._gather(sums):
+        whole, *others = self._gather(sums)  # of all processes, which need not have losses of the same names
+        for part in others:
             for place, (total, items) in part.items():
                 both = whole.setdefault(place, [0.0, 0])
                 both[0] += total
                 both[1] += items
         self._bad = self._bad or _first_bad(whole)
-        self._recent |= whole
-        for step, name in tuple(self._recent):
-            if step <= self._last - self._window:
-                del self._recent[step, name]
+        recent = self._recent | whole
+        self._recent = {place: recent[place] for place in recent if place[0] > self._last - self._window}
 
 
 @dataclass(frozen=True)
@@ -135,7 +133,7 @@ class Timing:
     data: float
     rate: float
     eta: float | None
-    items: float = 0.0
+    items: float
 
 
 class Clock:

@@ -198,8 +198,7 @@ class Monitor:
         **fields: Any,
     ) -> None:
         """Write numbers to `metrics.jsonl` and the writers."""
-        epoch = current_epoch(at)
-        self.recorder.record(event, step=at.step, epoch=epoch, **fields, values=values)
+        self.recorder.record(event, step=at.step, epoch=current_epoch(at), **fields, values=values)
         self.recorder.write("scalars", event, at.step, drop_duplicate_loss(values))
 
     def evaluation(

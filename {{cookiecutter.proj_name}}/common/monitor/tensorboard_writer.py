@@ -23,8 +23,7 @@ class TensorBoardWriter(Writer):
         purge_step = None
         if run.resume_step is not None:  # TensorBoard then leaves out earlier points of later steps
             purge_step = run.resume_step + 1
-        folder = str(run.folder / "event")
-        self.board = SummaryWriter(folder, purge_step=purge_step, flush_secs=10)
+        self.board = SummaryWriter(run.folder / "event", purge_step=purge_step, flush_secs=10)
 
     def scalars(
         self,
@@ -32,9 +31,13 @@ class TensorBoardWriter(Writer):
         step: int,
         values: Mapping[str, float],
     ) -> None:
+        from tensorboard.compat.proto.summary_pb2 import Summary
+
         group = _FIRST.get(event, event)
+        summary = Summary()  # of all values: an entry each, as by `add_scalar`, takes five times as long
         for name, value in values.items():
-            self.board.add_scalar(f"{group}/{name}", value, step)
+            summary.value.add(tag=f"{group}/{name}", simple_value=float(value))
+        self.board.file_writer.add_summary(summary, step)  # type: ignore[attr-defined]
 
     def image(
         self,

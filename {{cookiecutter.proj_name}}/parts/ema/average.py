@@ -13,7 +13,7 @@ from common.distributed import own_buffers
 from common.distributed.collectives import local
 from common.optim.average import Average
 from common.optim.optimizer import parts_of
-from common.progress import Interval, Position
+from common.progress import Interval, Position, are_due
 from parts.ema.config import EmaConfig, OptimConfig
 
 
@@ -70,7 +70,7 @@ class Ema(Average):
         `at` is the position before that step. Before `start`, the weights become the average.
         """
         self._steps += 1
-        if self._start and not self._start.is_due(Position(), at):
+        if self._start and True not in are_due([self._start], Position(), at):
             _copy(self._parts, self._weights(model))
             return
         if self._steps % self._config.every:

@@ -7,7 +7,7 @@ from loguru import logger
 
 from common.base.errors import error_context
 from common.distributed import Rank
-from common.progress import Interval, Position
+from common.progress import Interval, Position, are_due
 from common.run_context import RunContext
 from common.task import Task
 from common.trainer import Trainer
@@ -27,7 +27,7 @@ def around(run: RunContext, trainer: Trainer) -> Iterator[None]:
     def after_step() -> None:
         nonlocal last
         at = trainer.at
-        is_due = last is None or every.is_due(last, at) or trainer.triggers.is_over(at)
+        is_due = last is None or True in are_due([every], last, at) or trainer.triggers.is_over(at)
         if is_due and not draw_training(trainer, gallery):
             trainer.monitor.after_step.remove(after_step)
             if trainer.rank.is_main:
