@@ -20,6 +20,13 @@ SLOW_JOBS ?= $(shell expr 3 \* $(JOBS) / 2 2>/dev/null || echo $(JOBS))
 # Which tests: "not slow", "slow", or all; of the template also "slow and not full", and "full".
 SLOW ?=
 
+# Slow tests start hundreds of programs: they are forked from one that has torch imported.
+FORKED = $(if $(findstring not slow,$(SLOW)),,-p warm_runs)
+PYTEST = $(if $(FORKED),PYTHONPATH="$(CURDIR)/tests/template") "$(BIN)/python" -m pytest -q -p no:cacheprovider $(FORKED)
+
+# Cases of the project's slow tests that are left to `make test-full`.
+LEFT := ../tests/template/left_to_full.txt
+
 # What runs the tests and timings of a GPU: any Python with PyTorch. ARGS="--only resume" is passed on.
 GPU_PYTHON ?= $(if $(wildcard $(VENV)/.done),$(BIN)/python,python3)
 GPU_PYTHON_VERSION ?= 3.12
@@ -65,8 +72,10 @@ test-all: test  ## then the rest: full trainings, real clusters, and the tests o
 
 test-full: test-all  ## before a release: also every combination of parts, planted mistake and example, and properties at length
 	@$(MAKE) --no-print-directory test-template SLOW=full JOBS=$(SLOW_JOBS)
+	@echo "== tests of the project (full)"
+	@cd "$(PROJECT)" && $(PYTEST) -n $(SLOW_JOBS) $$(sed 's/--deselect=//' $(LEFT))
 	@echo "== tests of the engine (full)"
-	@"$(BIN)/python" -m pytest -q -p no:cacheprovider -n $(SLOW_JOBS) -m full tests/engine
+	@$(PYTEST) -n $(SLOW_JOBS) -m full tests/engine
 	@echo "== properties of the engine, on many examples"
 	@PROPERTIES=many "$(BIN)/python" -m pytest -q -p no:cacheprovider -n $(JOBS) tests/engine/properties
 	@echo "== every combination passed"
@@ -108,13 +117,13 @@ types-engine:
 
 test-project: setup  ## the project's own tests, as it lies in the template, and those of its engine
 	@echo "== tests of the project as it lies in the template$(if $(SLOW), ($(SLOW)))"
-	@cd "$(PROJECT)" && "$(BIN)/python" -m pytest -q -p no:cacheprovider -n $(JOBS) -m "$(SLOW)"
+	@cd "$(PROJECT)" && $(PYTEST) -n $(JOBS) -m "$(SLOW)" $(if $(filter slow,$(firstword $(SLOW))),@$(LEFT))
 	@echo "== tests of the engine that rendered projects do not carry$(if $(SLOW), ($(SLOW)))"
-	@"$(BIN)/python" -m pytest -q -p no:cacheprovider -n $(JOBS) -m "$(SLOW)$(if $(filter slow,$(SLOW)), and not full)" tests/engine
+	@$(PYTEST) -n $(JOBS) -m "$(SLOW)$(if $(filter slow,$(SLOW)), and not full)" tests/engine
 
 test-template: setup  ## answers, hooks, and the tests of rendered projects
 	@echo "== tests of the template, and of rendered projects$(if $(SLOW), ($(SLOW)))"
-	@"$(BIN)/python" -m pytest -q -p no:cacheprovider -n $(JOBS) -m "$(SLOW)"
+	@$(PYTEST) -n $(JOBS) -m "$(SLOW)"
 
 constraints: setup  ## write the versions that are installed now to constraints.txt
 	@{ sed -n '/^#/p' constraints.txt; "$(BIN)/python" -m pip freeze --disable-pip-version-check \

@@ -49,8 +49,15 @@ def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return python_with(HERE / "ports.txt", tmp_path_factory)
 
 
-@pytest.mark.parametrize("worker", ["0", "2"])
-@pytest.mark.parametrize("name", DATASETS)
+@pytest.mark.parametrize(
+    ("name", "worker"),
+    [
+        ("albumentations", "2"),
+        ("monai", "0"),
+        pytest.param("albumentations", "0", marks=pytest.mark.full),
+        pytest.param("monai", "2", marks=pytest.mark.full),
+    ],
+)
 def test_a_resume_has_the_same_bits(tmp_path: Path, python: Path, name: str, worker: str) -> None:
     root = rendered(tmp_path)
     (root / "custom" / "datasets" / "ported_dataset.py").write_text(DATASET.format(pipeline=DATASETS[name]))

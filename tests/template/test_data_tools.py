@@ -116,7 +116,7 @@ SHOWN = {
 }
 
 
-FEW = [pytest.param(name, marks=() if name in ("combined", "hub", "text") else pytest.mark.full) for name in CONFIGS]
+FEW = [pytest.param(name, marks=() if name in ("combined", "text") else pytest.mark.full) for name in CONFIGS]
 
 
 @pytest.mark.parametrize("name", FEW)

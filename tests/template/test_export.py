@@ -110,7 +110,7 @@ def test_a_missing_package_is_named(project: Path, python: Path) -> None:
 OTHERS = {"boxes": "output_1", "text": "output"}
 
 
-@pytest.mark.parametrize("name", OTHERS)
+@pytest.mark.parametrize("name", ["boxes", pytest.param("text", marks=pytest.mark.full)])
 def test_a_model_of_another_task_is_exported(project: Path, python: Path, name: str) -> None:
     """Several outputs; whole numbers as inputs."""
     config = f"examples/{name}/config.yaml"

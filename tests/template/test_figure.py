@@ -10,7 +10,7 @@ from real import REPORT
 from support import fresh
 from test_data_tools import BLOCK, call, python  # noqa: F401 - a fixture
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.full]
 
 
 @pytest.fixture(scope="module")

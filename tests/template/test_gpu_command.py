@@ -71,6 +71,7 @@ def test_each_item_has_a_test(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.full
 def test_what_a_python_with_torch_lacks_comes_in_a_folder(tmp_path: Path) -> None:
     """Wheels are collected for this Python; with them, one that has nothing but torch runs tests and writes results."""
     version, wheels = f"{sys.version_info.major}.{sys.version_info.minor}", tmp_path / "wheels"

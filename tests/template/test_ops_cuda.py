@@ -146,7 +146,9 @@ def test_what_cannot_be_built(built: Build, tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize(("wanted", "named"), [("3.0", "compute_30"), ("Ampere", "compute_Ampere")])
+@pytest.mark.parametrize(
+    ("wanted", "named"), [("3.0", "compute_30"), pytest.param("Ampere", "compute_Ampere", marks=pytest.mark.full)]
+)
 def test_a_gpu_that_nvcc_does_not_know(built: Build, tmp_path: Path, wanted: str, named: str) -> None:
     """The compiler's own words, and the way out."""
     done = built.elsewhere(tmp_path).install(TORCH_CUDA_ARCH_LIST=wanted)

@@ -9,7 +9,7 @@ from real import REPORT
 from support import fresh
 from test_data_tools import BLOCK, call, python  # noqa: F401 - a Python with the packages of recipes.txt
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.full]
 
 
 def test_the_search_of_the_page(tmp_path: Path, settings: Path, python: Path) -> None:  # noqa: F811 - the fixture

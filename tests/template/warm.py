@@ -22,17 +22,26 @@ from typing import Any
 
 # Nothing of the project, which each program imports for itself.
 PACKAGES = (
-    "torch.distributed.run", "torch.utils.tensorboard", "torch.utils.data", "torch.utils.flop_counter", "pydantic",
-    "loguru", "yaml", "PIL.Image", "numpy", "sympy",
+    "torch.distributed.run", "torch.utils.tensorboard", "torch.utils.data", "torch.utils.flop_counter", "torch._dynamo",
+    "pydantic", "loguru", "yaml", "PIL.Image", "numpy", "sympy",
 )  # fmt: skip
 FORWARDED = ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2")
 # What `python` is on the PATH. It asks for the program, passes signals on, and ends as the program did.
 CLIENT = """#!{python} -IS
 import json, os, signal, socket, sys
 words = sys.argv[1:]
+while words[:1] == ["-B"]:  # which a program passes on that was started so
+    del words[0]
 flags = [word for word in words[:1] if word[:1] == "-" and word not in ("-c", "-m")]
-if not words or flags or words[:2] == ["-m", "pip"] or "TRAIN_SPAWNED" in os.environ:  # which watches its parent
-    os.execv({python!r}, [{python!r}, *words])
+first = [f"{{place}}/sitecustomize.py" for place in os.environ.get("PYTHONPATH", "").split(os.pathsep) if place]
+others = words[:1] == ["-m"] and words[1].split(".")[0] not in ("tools", "common", "torch", "examples")
+if not words or flags or others or any(map(os.path.exists, first)):
+    os.execv({python!r}, [{python!r}, *sys.argv[1:]])
+if "TRAIN_SPAWNED" in os.environ:  # ends with its parent, which the program then finds in the parent's place
+    import ctypes
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+    if os.getppid() != int(os.environ["TRAIN_SPAWNED"]):
+        sys.exit(1)
 server = socket.socket(socket.AF_UNIX)
 server.connect({address!r})
 request = json.dumps([words, os.getcwd(), dict(os.environ), sys.argv[0]]).encode()
@@ -62,7 +71,11 @@ def warm_python() -> Iterator[Path]:
         for name, text in (("python", client), ("torchrun", torchrun)):
             (programs / name).write_text(text)
             (programs / name).chmod(0o755)
-        process = subprocess.Popen([sys.executable, __file__, address], start_new_session=True)
+        for program in Path(sys.executable).parent.iterdir():  # those beside it are looked for there
+            if not (programs / program.name).exists():
+                (programs / program.name).symlink_to(program)
+        alone = {**os.environ, "OMP_NUM_THREADS": "1"}  # read when torch is imported: a program cannot ask for more
+        process = subprocess.Popen([sys.executable, __file__, address], env=alone, start_new_session=True)
         try:
             while not Path(address).exists():
                 assert process.poll() is None, "the process that programs are forked from has ended"
@@ -97,6 +110,8 @@ def follow(asked: socket.socket) -> dict[str, Any]:
     size, files, _, _ = socket.recv_fds(asked, 8, 3)
     with asked.makefile("rb") as stream:
         words, folder, environment, executable = json.loads(stream.read(int.from_bytes(size, "big")))
+    if "TRAIN_SPAWNED" in environment:
+        environment["TRAIN_SPAWNED"] = str(os.getpid())
     pid = os.fork()
     if pid:
         asked.sendall(f"{pid}\n".encode())
@@ -125,6 +140,7 @@ def become(words: list[str], folder: str, environment: dict[str, str], executabl
     there = [place for place in environment.get("PYTHONPATH", "").split(os.pathsep) if place]
     sys.path[:1] = ["" if kind == "-c" else folder if kind else os.path.dirname(os.path.abspath(name)), *there]
     sys.dont_write_bytecode = "PYTHONDONTWRITEBYTECODE" in environment
+    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     for module in ("warm", "__main__"):
         sys.modules.pop(module, None)
     if kind == "-m":

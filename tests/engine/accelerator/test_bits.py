@@ -78,6 +78,7 @@ def test_an_evaluation_is_the_same_on_any_device(accelerator: Accelerator) -> No
     assert [each["values"] for each in found[1:]] == [found[0]["values"]] * 3
 
 
+@pytest.mark.full
 def test_a_group_of_two_devices(accelerator: Accelerator) -> None:
     """DDP: late or not, with accumulation; and all ranks have come to the same weights."""
     words = ("--optim.accumulate", "2", "--batch_size", "8", *AVERAGED, *SAVES)

@@ -17,7 +17,7 @@ MOST = {"stages": "16"}  # its second stage begins at step 15
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param(name, marks=() if name in ("language_model", "vision_recipe") else pytest.mark.full)
+        pytest.param(name, marks=() if name == "vision_recipe" else pytest.mark.full)
         for name in sorted(EXAMPLES.keys() - LEFT_OUT)
     ],
 )

@@ -413,7 +413,9 @@ NAN = ["--loss", "{$REPLACE: true, ce: {type: tests.small.NanOnRank1}}"]
         ),
         ("hang 1 train 4", ["--dist.timeout", "3"], "1", r"rank 1 failed =.*did not come to an exchange"),
         ("kill 1 train 5", [], "1", r"Signal 9 \(SIGKILL\) received"),
-        ("exit 1 train 5", [], "0", r"rank 1: the process exited without an error message"),
+        pytest.param(
+            "exit 1 train 5", [], "0", r"rank 1: the process exited without an error message", marks=pytest.mark.full
+        ),
         ("never 0 train 0", ["--optim.lrr", "3"], "[01]", r"unknown key; did you mean optim.lr\?"),
     ],
     ids=["exception", "user", "nan", "hang", "kill", "exit", "config"],

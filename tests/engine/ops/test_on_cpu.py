@@ -236,10 +236,12 @@ def test_what_a_gpu_would_hide(tmp_path: Path, kernel: str, line: str, words: st
     ("text", "name"),
     [
         ("#include <cooperative_groups.h>", "cooperative_groups.h"),
-        ("#include <cublas_v2.h>", "cublas_v2.h"),
-        ("#include <cuda_fp16.h>", "cuda_fp16.h"),
+        pytest.param("#include <cublas_v2.h>", "cublas_v2.h", marks=pytest.mark.full),
+        pytest.param("#include <cuda_fp16.h>", "cuda_fp16.h", marks=pytest.mark.full),
         ("__global__ void k(float* x) { x[0] = tex2D<float>(0, 0, 0); }", "tex2D"),
-        ("__global__ void k(float* x) { x[0] = __shfl_down(x[0], 1); }", "__shfl_down"),
+        pytest.param(
+            "__global__ void k(float* x) { x[0] = __shfl_down(x[0], 1); }", "__shfl_down", marks=pytest.mark.full
+        ),
         ("void f(float* x) { cudaMalloc(&x, 4); }", "cudaMalloc"),
         ('__device__ void f() { asm volatile("nop;"); }', "asm"),
     ],

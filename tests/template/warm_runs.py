@@ -1,0 +1,46 @@
+"""A pytest plugin, `-p warm_runs`: Python programs that tests start are forked from one that has torch imported.
+
+A program of two training steps then takes 0.8 s of the processor instead of 3. It is another process of the system,
+so tests of what the system does with processes keep their own.
+"""
+
+import os
+import re
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack
+
+import pytest
+
+from warm import warm_python
+
+# The other device is found when torch is imported. All others: groups of processes, limits, exit codes, signals.
+OWN_PROCESSES = re.compile(
+    r"""engine/accelerator/ | run/test_machines | test_signals
+    | test_two_runs_never_write_one_folder | test_a_batch_that_cannot_be_sent | test_elastic_with_a_node_less
+    | test_the_starter_is_killed_at_once | test_an_elastic_restart_with_fewer | test_how_a_process_ended
+    | test_what_kernels_can_use | test_an_interrupt_leaves_nothing_behind | test_a_signal_to_all_processes
+    | template/test_(?!add|check|export|leaves|update)""",
+    re.VERBOSE,
+)
+OWN = sys.executable
+# Programs that tests start need not find this file.
+os.environ.pop("PYTHONPATH", None)
+_session = ExitStack()
+_warm: list[str] = []
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    """For the time of a test, `sys.executable` is what forks."""
+    if not OWN_PROCESSES.search(item.nodeid):
+        if not _warm:
+            _warm.append(str(_session.enter_context(warm_python()) / "python"))
+        sys.executable = _warm[0]
+    yield
+    sys.executable = OWN
+
+
+def pytest_sessionfinish() -> None:
+    """End what the programs were forked from."""
+    _session.close()
