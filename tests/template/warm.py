@@ -35,7 +35,7 @@ while words[:1] == ["-B"]:  # which a program passes on that was started so
 flags = [word for word in words[:1] if word[:1] == "-" and word not in ("-c", "-m")]
 first = [f"{{place}}/sitecustomize.py" for place in os.environ.get("PYTHONPATH", "").split(os.pathsep) if place]
 others = words[:1] == ["-m"] and words[1].split(".")[0] not in ("tools", "common", "torch", "examples")
-if not words or flags or others or any(map(os.path.exists, first)):
+if not words or flags or others or "LD_PRELOAD" in os.environ or any(map(os.path.exists, first)):
     os.execv({python!r}, [{python!r}, *sys.argv[1:]])
 if "TRAIN_SPAWNED" in os.environ:  # ends with its parent, which the program then finds in the parent's place
     import ctypes
