@@ -127,8 +127,10 @@ def test_what_the_answer_refuses(tmp_path: Path, settings: Path) -> None:
     [
         ("stages", ["--stages", "[{until: 1epoch}, {optim: {lr: 0.01}}]"]),
         ("transforms", ["--dataset.train.transforms", "[{type: torch.square}]"]),
-        ("streams", ["--dataset.train", "{$REPLACE: true, type: one_by_one.Lines}"]),
-        ("fsdp", ["--dist.strategy", "fsdp", "--dist.processes", "2"]),
+        pytest.param(
+            "streams", ["--dataset.train", "{$REPLACE: true, type: one_by_one.Lines}"], marks=pytest.mark.slow
+        ),
+        pytest.param("fsdp", ["--dist.strategy", "fsdp", "--dist.processes", "2"], marks=pytest.mark.slow),
     ],
 )
 def test_what_is_absent_says_how_to_get_it(render: Render, tmp_path: Path, part: str, options: list[str]) -> None:

@@ -288,7 +288,13 @@ def test_a_work_tree_has_a_commit(tmp_path: Path, settings: Path, repository: Pa
     assert f"_commit: {side}\n" in recorded(settings, tmp_path, "side")
 
 
-@pytest.mark.parametrize("given", ["./template", "template", "../{}/template", "{}/template"])
+@pytest.mark.parametrize(
+    "given",
+    [
+        "./template",
+        *(pytest.param(path, marks=pytest.mark.slow) for path in ("template", "../{}/template", "{}/template")),
+    ],
+)
 def test_a_path_is_recorded_from_the_root(tmp_path: Path, settings: Path, given: str) -> None:
     """`copier update` finds it from the project's folder; a folder that is no repository has no commit."""
     copy_of_template(tmp_path / "template")

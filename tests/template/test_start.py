@@ -4,6 +4,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from support import TEMPLATE
 
 # Beside those that torch needs for a step: numpy, tqdm, sympy, ... A new one makes each start slower.
@@ -46,6 +48,7 @@ def packages(program: str, *words: str) -> set[str]:
     return {name for name in names - sys.stdlib_module_names - ours if not name.startswith("_")}
 
 
+@pytest.mark.slow
 def test_what_is_imported_before_the_first_step(tmp_path: Path) -> None:
     """Lightning's start takes seconds for what a run may never use; TensorBoard comes with the first log line."""
     assert packages(OURS, str(tmp_path)) - packages(BARE) == PACKAGES

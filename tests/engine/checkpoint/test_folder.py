@@ -52,7 +52,9 @@ def uncut(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return Runs(tmp_path_factory.mktemp("uncut")).train(*SAVES)
 
 
-@pytest.mark.parametrize("how", ["renamed", "deleted", "checkpoints", "lock"])
+@pytest.mark.parametrize(
+    "how", ["renamed", *(pytest.param(how, marks=pytest.mark.slow) for how in ("deleted", "checkpoints", "lock"))]
+)
 def test_the_folder_is_made_again(runs: Runs, uncut: Path, monkeypatch: pytest.MonkeyPatch, how: str) -> None:
     """It has the checkpoints, and can be resumed; the log and the numbers stay in the folder that was moved."""
     monkeypatch.setenv("VANISH", how)

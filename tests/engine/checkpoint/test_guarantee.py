@@ -68,9 +68,13 @@ def enlarged(root: Path) -> None:
     [
         (enlarged, r"not guaranteed .*: sample \d+ of dataset.train: `image` differs \(\d+ of \d+ "),
         (retouched, rf"bit-exact as far as compared: {COUNTED}{ALONE}$"),
-        (lambda root: photos(root, 1), r"not guaranteed .*: sample \d+ of dataset.train: `image` dif"),
+        pytest.param(
+            lambda root: photos(root, 1),
+            r"not guaranteed .*: sample \d+ of dataset.train: `image` dif",
+            marks=pytest.mark.slow,
+        ),
         (fewer, r"not guaranteed to be bit-exact or sample-exact: .*dataset.train: 40 samples -> 39"),
-        (moved, rf"bit-exact as far as compared: {COUNTED}{ALONE}$"),
+        pytest.param(moved, rf"bit-exact as far as compared: {COUNTED}{ALONE}$", marks=pytest.mark.slow),
     ],
     ids=["other images", "copied images", "noise of the same size", "fewer", "in another folder"],
 )

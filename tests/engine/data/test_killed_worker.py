@@ -20,7 +20,11 @@ ERRORS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
+@pytest.mark.parametrize(
+    "error",
+    [*ERRORS[:2], *(pytest.param(error, marks=pytest.mark.slow) for error in ERRORS[2:])],
+    ids=lambda error: type(error).__name__,
+)
 def test_an_error_of_the_pipe(
     runs: Runs, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], error: Exception
 ) -> None:

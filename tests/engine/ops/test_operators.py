@@ -26,6 +26,7 @@ from custom.ops.scale_exp import reference as scale_reference
 pytestmark = pytest.mark.usefixtures("build_dir")
 
 
+@pytest.mark.slow
 def test_numbers_at_the_edge() -> None:
     """Infinities and NaN stay what they are; nothing is computed by a fast approximation that loses them."""
     x = torch.tensor([0.0, -0.0, 88.0, -88.0, 104.0, -89.0, 1e30, -1e30, torch.inf, -torch.inf, torch.nan] * 7)
