@@ -32,10 +32,15 @@ import json, os, signal, socket, sys
 words = sys.argv[1:]
 while words[:1] == ["-B"]:  # which a program passes on that was started so
     del words[0]
-flags = [word for word in words[:1] if word[:1] == "-" and word not in ("-c", "-m")]
-first = [f"{{place}}/sitecustomize.py" for place in os.environ.get("PYTHONPATH", "").split(os.pathsep) if place]
-others = words[:1] == ["-m"] and words[1].split(".")[0] not in ("tools", "common", "torch", "examples")
-if not words or flags or others or "LD_PRELOAD" in os.environ or any(map(os.path.exists, first)):
+kind = words[0] if words else "-"
+if kind == "-m":
+    can_fork = words[1].split(".")[0] in ("tools", "common", "torch", "examples")
+else:
+    can_fork = kind == "-c" or kind[:1] not in ("", "-")
+for place in os.environ.get("PYTHONPATH", "").split(os.pathsep):
+    if place and os.path.exists(f"{{place}}/sitecustomize.py"):  # it would come too late
+        can_fork = False
+if not can_fork or "LD_PRELOAD" in os.environ:
     os.execv({python!r}, [{python!r}, *sys.argv[1:]])
 if "TRAIN_SPAWNED" in os.environ:  # ends with its parent, which the program then finds in the parent's place
     import ctypes

@@ -33,7 +33,7 @@ _warm: list[str] = []
 @pytest.hookimpl(hookwrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
     """For the time of a test, `sys.executable` is what forks."""
-    if not OWN_PROCESSES.search(item.nodeid):
+    if not OWN_PROCESSES.search(f"{item.path.as_posix()}::{item.name}"):
         if not _warm:
             _warm.append(str(_session.enter_context(warm_python()) / "python"))
         sys.executable = _warm[0]
