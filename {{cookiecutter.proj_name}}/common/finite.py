@@ -41,7 +41,7 @@ def have_finite_gradients(parameters: Sequence[Tensor]) -> bool:
     """
     total = 0.0
     for gradient in [p.grad for p in parameters if p.grad is not None]:
-        if type(gradient) is not Tensor or not gradient.is_cpu or gradient.is_sparse:
+        if type(gradient) is not Tensor or not gradient.is_cpu or gradient.layout != torch.strided:
             return False
         total += torch.linalg.vector_norm(gradient).item()  # read at once: together they take a third longer
     return math.isfinite(total)
