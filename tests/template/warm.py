@@ -4,6 +4,7 @@ A program of two training steps spends most of its time on imports. Here it gets
 and everything else of its own: arguments, folder, environment, files, exit code, and the project's modules.
 """
 
+import ctypes
 import gc
 import json
 import os
@@ -93,6 +94,7 @@ def warm_python() -> Iterator[Path]:
 
 def serve(address: str) -> dict[str, Any] | None:
     """Fork for each request. Returns in the forks alone, with what their program is."""
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: tests may be killed
     for name in PACKAGES:
         __import__(name)
     gc.freeze()  # so that no fork copies what it never uses
