@@ -29,7 +29,7 @@ COMBINATIONS = {
     **{f"subset {number}": {"parts": " ".join(names)} for number, names in enumerate(SUBSETS)},
 }
 # Each is a whole training. These are tried before each submission, the others before a release (`make test-full`).
-TRIED_OFTEN = ("core", "usual")
+TRIED_OFTEN = ("core", "usual", "all")
 # The one list of what a project may have, in its README.
 LIST = re.compile(r"^## Parts\n.*?^```text\n(.*?)^```\n", re.MULTILINE | re.DOTALL)
 UNCUT: dict[str, str] = {}  # the weights of the default run, by the first combination that a process trains

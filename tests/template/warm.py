@@ -48,8 +48,10 @@ if "TRAIN_SPAWNED" in os.environ:  # ends with its parent, which the program the
     ctypes.CDLL(None).prctl(1, signal.SIGKILL)
     if os.getppid() != int(os.environ["TRAIN_SPAWNED"]):
         sys.exit(1)
+turn = os.open({home!r} + "/turns", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+os.write(turn, b".")
 server = socket.socket(socket.AF_UNIX)
-server.connect({address!r})
+server.connect(f"{home}/socket{{os.lseek(turn, 0, os.SEEK_CUR) % 2}}")
 request = json.dumps([words, os.getcwd(), dict(os.environ), sys.argv[0]]).encode()
 socket.send_fds(server, [len(request).to_bytes(8, "big")], [0, 1, 2])
 server.sendall(request)
@@ -70,9 +72,9 @@ sys.exit(code)
 def warm_python() -> Iterator[Path]:
     """A folder for the front of the PATH, with `python` and `torchrun`; it works until the end of the block."""
     with tempfile.TemporaryDirectory(prefix="warm_") as home:
-        address, programs = f"{home}/socket", Path(home, "bin")
+        programs = Path(home, "bin")
         programs.mkdir()
-        client = CLIENT.format(python=sys.executable, address=address, forwarded=FORWARDED)
+        client = CLIENT.format(python=sys.executable, home=home, forwarded=FORWARDED)
         torchrun = f'#!/bin/sh\nexec "{programs}/python" -m torch.distributed.run "$@"\n'
         for name, text in (("python", client), ("torchrun", torchrun)):
             (programs / name).write_text(text)
@@ -81,15 +83,23 @@ def warm_python() -> Iterator[Path]:
             if not (programs / program.name).exists():
                 (programs / program.name).symlink_to(program)
         alone = {**os.environ, "OMP_NUM_THREADS": "1"}  # read when torch is imported: a program cannot ask for more
-        process = subprocess.Popen([sys.executable, __file__, address], env=alone, start_new_session=True)
+        # Two, in turn: Python hashes texts differently in each, and so orders sets, as in every new process.
+        servers = {
+            Path(home, f"socket{number}"): subprocess.Popen(
+                [sys.executable, __file__, f"{home}/socket{number}"], env=alone, start_new_session=True
+            )
+            for number in range(2)
+        }
         try:
-            while not Path(address).exists():
-                assert process.poll() is None, "the process that programs are forked from has ended"
-                time.sleep(0.05)
+            for address, server in servers.items():
+                while not address.exists():
+                    assert server.poll() is None, "a process that programs are forked from has ended"
+                    time.sleep(0.05)
             yield programs
         finally:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+            for server in servers.values():
+                os.killpg(server.pid, signal.SIGKILL)
+                server.wait()
 
 
 def serve(address: str) -> dict[str, Any] | None:
