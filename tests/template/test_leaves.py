@@ -33,6 +33,7 @@ TRIED_OFTEN = ("core", "usual", "all")
 # The one list of what a project may have, in its README.
 LIST = re.compile(r"^## Parts\n.*?^```text\n(.*?)^```\n", re.MULTILINE | re.DOTALL)
 UNCUT: dict[str, str] = {}  # the weights of the default run, by the first combination that a process trains
+OWN_PYTHON = sys.executable  # as the tests are imported: a program that `warm_runs` forks outlives a kill
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
 
 
@@ -168,7 +169,7 @@ def test_each_combination_works(render: Render, tmp_path: Path, name: str) -> No
         check(project, "train.py", *options, "--name", "whole")
         UNCUT["weights"] = weights(project, "whole")
     killed = subprocess.Popen(
-        [sys.executable, "train.py", *options, "--name", "killed"],
+        [OWN_PYTHON, "train.py", *options, "--name", "killed"],
         cwd=project,
         env=ENVIRONMENT,
         stderr=subprocess.DEVNULL,
