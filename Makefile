@@ -22,7 +22,7 @@ SLOW ?=
 
 # Slow tests start hundreds of programs: they are forked from one that has torch imported.
 FORKED = $(if $(findstring not slow,$(SLOW)),,-p warm_runs)
-PYTEST = $(if $(FORKED),PYTHONPATH="$(CURDIR)/tests/template") "$(BIN)/python" -m pytest -q -p no:cacheprovider $(FORKED)
+PYTEST = PYTHONPATH="$(CURDIR)/tests/template" "$(BIN)/python" -m pytest -q -p no:cacheprovider -p computed_once $(FORKED)
 
 # Cases of the project's slow tests that are left to `make test-full`.
 LEFT := ../tests/template/left_to_full.txt
@@ -103,17 +103,17 @@ lint: setup  ## style and types, of the template and of the project inside it
 	@"$(BIN)/ruff" check --quiet . && "$(BIN)/ruff" format --quiet --check .
 	@cd "$(PROJECT)" && "$(BIN)/ruff" check --quiet . && "$(BIN)/ruff" format --quiet --check .
 	@echo "== types, of the template, the project, and the tests of its engine"
-	@$(MAKE) --no-print-directory -j 3 types-template types-project types-engine
+	@$(MAKE) --no-print-directory -j 2 types-template types-engine
 
-# Each has a cache of its own: under other settings mypy makes it anew, which takes half a minute.
+# Under other settings mypy makes a cache anew, which takes half a minute; those of the last two are the same.
 types-template:
 	@"$(BIN)/mypy" --no-error-summary --cache-dir "$(MYPY_CACHE_DIR)/template"
 
 types-project:
 	@cd "$(PROJECT)" && "$(BIN)/mypy" --no-error-summary --cache-dir "$(MYPY_CACHE_DIR)/project"
 
-types-engine:
-	@cd "$(PROJECT)" && "$(BIN)/mypy" --no-error-summary --cache-dir "$(MYPY_CACHE_DIR)/engine" --config-file ../tests/engine/pyproject.toml
+types-engine: types-project
+	@cd "$(PROJECT)" && "$(BIN)/mypy" --no-error-summary --cache-dir "$(MYPY_CACHE_DIR)/project" --config-file ../tests/engine/pyproject.toml
 
 test-project: setup  ## the project's own tests, as it lies in the template, and those of its engine
 	@echo "== tests of the project as it lies in the template$(if $(SLOW), ($(SLOW)))"

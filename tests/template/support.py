@@ -41,6 +41,18 @@ def fresh(output: Path, settings: Path, **answers: str) -> Path:
     return Path(cookiecutter(str(REPO), extra_context={"parts": "all", **answers}, **arguments))
 
 
+def mypy(folder: Path) -> list[str]:
+    """Return the words that check types with a cache in `folder`, which begins as that of `make lint`.
+
+    Files of the same content need no second look, wherever they lie: a second instead of twenty.
+    """
+    cache = folder / "mypy"
+    known = REPO / ".mypy_cache" / "project"
+    if known.is_dir() and not cache.exists():
+        shutil.copytree(known, cache)
+    return ["mypy", "--no-error-summary", "--cache-dir", str(cache)]
+
+
 def copy_of_template(target: Path) -> Path:
     """Copy what a project is rendered from, without what else lies in this repository; no git."""
     ignored = shutil.ignore_patterns(*CACHES)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from support import RECORD, REPO, TABLE, copy_of_template, files
+from support import RECORD, REPO, TABLE, copy_of_template, files, mypy
 
 SWEEP = {"docs/tools/sweep.md", "tests/tools/test_sweep.py", "tools/sweep/__main__.py"}
 
@@ -122,7 +122,7 @@ def test_each_part_goes_and_comes_back(template: Path, tmp_path: Path, part: str
     commit(project, "deleted")
     call(project, "ruff", "check", "--no-cache", "-q", ".")
     call(project, "ruff", "format", "--no-cache", "--check", "-q", ".")
-    call(project, "mypy", "--no-error-summary", "--cache-dir", str(tmp_path.parent / "mypy"))
+    call(project, *mypy(tmp_path.parent))
     call(project, "train", "--config", "configs/default.yaml", "--progress.epoch", "null", "--progress.max_steps", "3")
     shutil.rmtree(project / "experiments")
     add(project, " ".join(going))

@@ -20,7 +20,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from support import RECORD, RENDERED, REPO, TABLE, TEMPLATE, TIMES, Render, files
+from support import RECORD, RENDERED, REPO, TABLE, TEMPLATE, TIMES, Render, files, mypy
 from test_leaves import ENVIRONMENT, OPTIONAL, check, weights
 
 if sys.version_info >= (3, 11):
@@ -239,7 +239,7 @@ def test_each_row_is_executed(tmp_path: Path, name: str) -> None:
         check(project, "-m", "ruff", "check", "--no-cache", ".")
         check(project, "-m", "ruff", "format", "--no-cache", "--check", ".")
     with timed(name, "types"):
-        check(project, "-m", "mypy", "--no-error-summary", "--cache-dir", str(tmp_path.parent / "mypy"))
+        check(project, "-m", *mypy(tmp_path.parent))
     train = ["train.py", "--config", "configs/default.yaml"]
     with timed(name, "two steps"):
         check(project, *train, "--name", "short", "--progress.max_steps", "2")

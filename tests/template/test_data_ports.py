@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from support import HERE, python_with
+from test_data_tools import ported
 from test_torchmetrics import call, rendered
 
 pytestmark = pytest.mark.slow
@@ -44,11 +44,6 @@ SMALL = ["--config", "configs/default.yaml", "--dataset.train", "{$REPLACE: true
 SMALL += ["--monitor.writers", "[]", "--progress.epoch_eval", "-1"]
 
 
-@pytest.fixture(scope="module")
-def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return python_with(HERE / "ports.txt", tmp_path_factory)
-
-
 @pytest.mark.parametrize(
     ("name", "worker"),
     [
@@ -58,14 +53,18 @@ def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
         pytest.param("monai", "2", marks=pytest.mark.full),
     ],
 )
-def test_a_resume_has_the_same_bits(tmp_path: Path, python: Path, name: str, worker: str) -> None:
+def test_a_resume_has_the_same_bits(
+    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, name: str, worker: str
+) -> None:
     root = rendered(tmp_path)
     (root / "custom" / "datasets" / "ported_dataset.py").write_text(DATASET.format(pipeline=DATASETS[name]))
     words = [*SMALL, "--num_workers", worker]
-    call(root, python, "train.py", *words, "--name", "uncut", "--progress.epoch", "2")
-    call(root, python, "train.py", *words, "--name", "cut", "--progress.epoch", "1")
-    call(root, python, "train.py", *words, "--name", "cut", "--progress.epoch", "2", "--resume", "auto")
+    with ported(tmp_path_factory, "ports", name) as python:
+        call(root, python, "train.py", *words, "--name", "uncut", "--progress.epoch", "2")
+        call(root, python, "train.py", *words, "--name", "cut", "--progress.epoch", "1")
+        call(root, python, "train.py", *words, "--name", "cut", "--progress.epoch", "2", "--resume", "auto")
+        same = call(root, python, "-m", "tools.same", "experiments/uncut", "experiments/cut")
     log = (root / "experiments" / "cut" / "train.log").read_text()
     assert "this resume is bit-exact as far as compared: " in log
     assert "twice gives two values" not in log
-    assert "same: " in call(root, python, "-m", "tools.same", "experiments/uncut", "experiments/cut")
+    assert "same: " in same

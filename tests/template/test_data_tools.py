@@ -4,6 +4,8 @@ import os
 import re
 import struct
 import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +15,7 @@ from PIL import Image
 
 from real import REPORT
 from support import HERE, fresh, python_with
+from warm import warm_python
 
 pytestmark = pytest.mark.slow
 
@@ -51,10 +54,23 @@ transformers.BertForSequenceClassification(config).save_pretrained("data/bert")
 """
 
 
+@contextmanager
+def ported(factory: pytest.TempPathFactory, wanted: str, *packages: str) -> Iterator[Path]:
+    """A Python that has the packages of a list, and all that this one has.
+
+    Some take five seconds to import: programs are forked from a process that has them.
+    """
+    shim = factory.mktemp("shim")
+    (shim / "sitecustomize.py").write_text(SHIM)
+    own = str(python_with(HERE / f"{wanted}.txt", factory))
+    with warm_python(own, *packages, servers=1, PYTHONPATH=str(shim), HF_HUB_OFFLINE="1") as programs:
+        yield programs / "python"
+
+
 @pytest.fixture(scope="module")
-def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A Python that has the packages of the recipes, and all that this one has."""
-    return python_with(HERE / "recipes.txt", tmp_path_factory)
+def python(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    with ported(tmp_path_factory, "recipes", "datasets", "timm", "torchvision", "transformers") as python:
+        yield python
 
 
 @pytest.fixture(scope="module")
@@ -91,14 +107,13 @@ def project(tmp_path_factory: pytest.TempPathFactory, python: Path) -> Path:
     (root / "data" / "reviews").mkdir()
     for name in ("train", "test"):
         (root / "data" / "reviews" / f"{name}.tsv").write_text("1\ta good film\n0\ta bad bad film\n" * 20)
-    (root / "sitecustomize.py").write_text(SHIM)
     call(root, python, "-c", MAKE)
     return root
 
 
 def call(root: Path, python: Path, *words: str) -> str:
     """Run a program in the project to its end; what it printed."""
-    environment = {**os.environ, "PYTHONPATH": str(root), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
         [str(python), *words], cwd=root, env=environment, capture_output=True, text=True, timeout=500, check=False
     )

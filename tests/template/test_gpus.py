@@ -149,7 +149,9 @@ def operators(project: Project, tmp_path_factory: pytest.TempPathFactory) -> Pat
 
 
 @pytest.mark.gpu("operators")
-@pytest.mark.parametrize(("device", "gpus"), [("cpu", 0), ("cuda", 1), ("cuda:1", 2)])
+@pytest.mark.parametrize(
+    ("device", "gpus"), [pytest.param("cpu", 0, marks=pytest.mark.full), ("cuda", 1), ("cuda:1", 2)]
+)
 def test_operators(project: Project, operators: Path, device: str, gpus: int) -> None:
     """Values, gradients, layouts, autocast, compilation, streams, on the tensor's device.
 

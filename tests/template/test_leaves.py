@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from support import RECORD, REPO, TABLE, TEMPLATE, Render, files
+from support import RECORD, REPO, TABLE, TEMPLATE, Render, files, mypy
 
 OPTIONAL = [name for name in TABLE if name != "examples"]
 # What the answers `parts` and `examples` can ask for: nothing, one leaf, everything, and some in between.
@@ -157,7 +157,7 @@ def test_each_combination_works(render: Render, tmp_path: Path, name: str) -> No
     shutil.copytree(render(**COMBINATIONS[name]), project)
     check(project, "-m", "ruff", "check", "--no-cache", ".")
     check(project, "-m", "ruff", "format", "--no-cache", "--check", ".")
-    check(project, "-m", "mypy", "--no-error-summary", "--cache-dir", str(tmp_path.parent / "mypy"))
+    check(project, "-m", *mypy(tmp_path.parent))
     check(project, "train.py", "--list")
     if name in TABLE:  # its tests need nothing that other parts bring
         own = [path for pattern in TABLE[name]["files"] for path in project.glob(pattern)]

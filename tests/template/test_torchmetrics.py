@@ -3,13 +3,14 @@
 import json
 import os
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from support import HERE, TEMPLATE, fresh, python_with
-from test_data_tools import SHIM
+from support import TEMPLATE, fresh
+from test_data_tools import ported
 
 pytestmark = pytest.mark.slow
 
@@ -80,21 +81,20 @@ print(json.dumps({name: metric.compute() for name, metric in objects.items()}, d
 
 
 @pytest.fixture(scope="module")
-def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return python_with(HERE / "ports.txt", tmp_path_factory)
+def python(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    with ported(tmp_path_factory, "ports", "torchmetrics", "torchmetrics.detection") as python:
+        yield python
 
 
 def rendered(folder: Path) -> Path:
     """Return a fresh project."""
     settings = folder / "config.yaml"
     settings.write_text(f"cookiecutters_dir: {folder}/c\nreplay_dir: {folder}/r\n")
-    root = fresh(folder, settings)
-    (root / "sitecustomize.py").write_text(SHIM)
-    return root
+    return fresh(folder, settings)
 
 
 def call(root: Path, python: Path, *words: str) -> str:
-    environment = {**os.environ, "PYTHONPATH": str(root), "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
         [str(python), *words], cwd=root, env=environment, capture_output=True, text=True, timeout=300, check=False
     )

@@ -4,7 +4,6 @@ A program of two training steps then takes 0.8 s of the processor instead of 3. 
 so tests of what the system does with processes keep their own.
 """
 
-import os
 import re
 import sys
 from collections.abc import Iterator
@@ -14,18 +13,16 @@ import pytest
 
 from warm import warm_python
 
-# The other device is found when torch is imported. All others: groups of processes, limits, exit codes, signals; a
-# program that was forked outlives the process that a test kills, if by a moment only.
+# They are about groups of processes, limits, exit codes, signals; a program that was forked outlives the process that
+# a test kills, if by a moment only.
 OWN_PROCESSES = re.compile(
-    r"""engine/accelerator/ | run/test_machines | test_signals | test_a_signal | killed
+    r"""run/test_machines | test_signals | test_a_signal | killed
     | test_two_runs_never_write_one_folder | test_a_batch_that_cannot_be_sent | test_elastic_with_a_node_less
     | test_an_elastic_restart_with_fewer | test_how_a_process_ended | test_an_interrupt_leaves_nothing_behind
     | template/test_(?!add|check|export|leaves|update)""",
     re.VERBOSE,
 )
 OWN = sys.executable
-# Programs that tests start need not find this file.
-os.environ.pop("PYTHONPATH", None)
 _session = ExitStack()
 _warm: list[str] = []
 

@@ -215,12 +215,12 @@ def alone(runs: Runs) -> Path:
 
 def note_python(trainer: Trainer) -> None:
     """A plug-in: how Python was started."""
-    found = [sys.flags.optimize, sys.warnoptions]
+    found = [sys.flags.quiet, sys.warnoptions]
     (trainer.paths.root / f"python{trainer.rank.rank}.json").write_text(json.dumps(found))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("flags", [["-O", "-Wignore:x", "-W", "ignore:y"], pytest.param([], marks=pytest.mark.full)])
+@pytest.mark.parametrize("flags", [["-q", "-Wignore:x", "-W", "ignore:y"], pytest.param([], marks=pytest.mark.full)])
 def test_spawn_starts_python_as_it_was_started(runs: Runs, flags: list[str]) -> None:
     """What the interpreter was given holds for the processes that train, and not only for their starter."""
     plugin = "[engine.distributed.test_launch:note_python]"

@@ -86,9 +86,9 @@ class Meter:
         self._collect()
         raw: dict[str, float] = {}
         smooth: dict[str, float] = {}
-        for step, name in self._recent:
+        for (step, name), (total, count) in self._recent.items():
             if step == self._last:
-                raw[name] = _mean(self._recent, name, step)
+                raw[name] = total / max(count, 1)
                 smooth[name] = _mean(self._recent, name)
         return Reading(raw, smooth)
 
@@ -116,7 +116,7 @@ class Meter:
                 both[1] += items
         self._bad = self._bad or _first_bad(whole)
         recent = self._recent | whole
-        self._recent = {place: recent[place] for place in recent if place[0] > self._last - self._window}
+        self._recent = {place: both for place, both in recent.items() if place[0] > self._last - self._window}
 
 
 @dataclass(frozen=True)
@@ -220,19 +220,17 @@ def to_floats(
     losses: Sequence[Mapping[str, Tensor]],
 ) -> list[dict[str, float]]:
     """Return the values of scalars that are on a device, brought to the host in one transfer."""
-    scalars: list[Tensor] = []
-    for step in losses:
-        scalars += step.values()
+    scalars = [value for step in losses for value in step.values()]
     values = iter(torch.stack(scalars).tolist() if scalars else [])
     return [{name: next(values) for name in step} for step in losses]
 
 
-def _mean(sums: _Sums, name: str, least: int = 0) -> float:
-    """Return the mean of a loss over the samples of the steps from `least` on."""
+def _mean(sums: _Sums, name: str) -> float:
+    """Return the mean of a loss over the samples of all steps."""
     total = 0.0
     count = 0.0
-    for (step, other), (one, samples) in sums.items():
-        if other == name and step >= least:
+    for (_, other), (one, samples) in sums.items():
+        if other == name:
             total += one
             count += samples
     return total / max(count, 1)
