@@ -83,6 +83,7 @@ def refused(folder: Path, version: str = "0.2.0") -> list[str]:
     return [reason.strip() for reason in reasons]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("file", "pattern", "new", "reason"),
     [

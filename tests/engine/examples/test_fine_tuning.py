@@ -15,13 +15,12 @@ os.environ["HF_HUB_OFFLINE"] = "1"  # a package that asks the hub fails
 from common.base.errors import UserError
 import train
 from cli.trained import load_trained
-from examples.hugging_face.data import Texts, TextStream
-from examples.hugging_face.model import causal_model
-from examples.lora import merge
 from tests.conftest import Runs, load, metrics
 from tests.examples.runs import distance, trained, words
 from tests.examples.test_examples import OFTEN, STOPPED, differing, merged
 
+# What needs the packages is imported by the tests: four seconds, in each process that collects them.
+pytestmark = pytest.mark.slow
 TINY = ("--dataset.train.reviews", "160", "--dataset.val.reviews", "32", "--optim.lr_scheduler.warmup", "2step")
 LORA = (*TINY, "--model.settings.lora_dropout", "0.3")
 WAYS = {
@@ -47,7 +46,6 @@ def log(folder: Path) -> str:
     return (folder / "train.log").read_text()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("way", WAYS)
 def test_it_is_resumed_to_the_bit(runs: Runs, base: Any, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Stopped within an epoch and a shard, twice, and resumed: weights, rows, everything."""
@@ -64,7 +62,6 @@ def test_it_is_resumed_to_the_bit(runs: Runs, base: Any, way: str, monkeypatch: 
     assert ("the dataset cannot restore its position: reading" in log(resumed)) == (way == "buffer")
 
 
-@pytest.mark.slow
 def test_two_processes_train_what_one_does(runs: Runs) -> None:
     """With half the batch each, in fp64, where texts of different lengths meet."""
     example, more = WAYS["stream"]
@@ -74,9 +71,12 @@ def test_two_processes_train_what_one_does(runs: Runs) -> None:
     assert distance(one, two) <= 1e-12
 
 
-@pytest.mark.slow
 def test_adapters_are_trained_saved_and_merged(runs: Runs, base: Any, evaluated: Any, tmp_path: Path) -> None:
     """The base is learnt and then left as it is; files hold the adapters alone; the merged model does the same."""
+    from examples.hugging_face.data import Texts
+    from examples.hugging_face.model import causal_model
+    from examples.lora import merge
+
     weights = base()
     assert metrics(runs.root / "base", "val")[-1]["values"]["loss"] < 1.5
     still = ("--progress.epoch", "1", "--optim.lr", "1e-12", *TINY[-2:])
@@ -103,6 +103,8 @@ def test_adapters_are_trained_saved_and_merged(runs: Runs, base: Any, evaluated:
 
 def test_a_model_without_adapters_is_not_merged(runs: Runs, base: Any, tmp_path: Path) -> None:
     """With its name."""
+    from examples.lora import merge
+
     _, weights = base(*TINY, "--progress.epoch", "1")
     with pytest.raises(UserError, match="its model is a GPT2LMHeadModel, which has no adapters of peft"):
         merge.main(["--model_pt", weights, "--out", str(tmp_path / "merged")])
@@ -119,6 +121,8 @@ def folder(tmp_path: Path) -> Path:
 
 def test_files_of_ones_own(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By index and as a stream, which has a position."""
+    from examples.hugging_face.data import Texts, TextStream
+
     monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", folder / "cache")
     texts = Texts(folder, "train", files="part*.jsonl")
     kept = [texts[number]["text"] for number in range(len(texts))]
@@ -135,6 +139,8 @@ def test_files_of_ones_own(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_each_epoch_has_all_texts_in_another_order() -> None:
     """With a buffer, and by shards without one."""
+    from examples.hugging_face.data import TextStream
+
     for buffer in (0, 20):
         stream = TextStream(Path(), "train", reviews=100, buffer=buffer)
         epochs = []

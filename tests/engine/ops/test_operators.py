@@ -61,6 +61,7 @@ def test_other_derivatives_are_right() -> None:
         torch.testing.assert_close(forward_ad.unpack_dual(dual).tangent, -v * (formula(x, y) + 0.5))
 
 
+@pytest.mark.slow
 def test_exported() -> None:
     """The exported program holds the operator, and gives the same numbers, for another batch size too."""
     model = SaturatingModel(width=4).eval()
