@@ -127,7 +127,8 @@ def test_debug_names_the_operation(runs: Runs) -> None:
     [
         (signal.SIGINT, 130, ""),
         pytest.param(signal.SIGTERM, 143, "", marks=pytest.mark.full),
-        (signal.SIGUSR1, 75, "--loader.start_method spawn"),
+        (signal.SIGUSR1, 75, ""),
+        pytest.param(signal.SIGUSR1, 75, "--loader.start_method spawn", marks=pytest.mark.full),
         pytest.param(signal.SIGTERM, 143, "--loader.start_method forkserver", marks=pytest.mark.full),
         pytest.param(signal.SIGTERM, 143, "--dist.processes 2", marks=pytest.mark.full),
         (signal.SIGHUP, 129, "--dist.processes 2"),

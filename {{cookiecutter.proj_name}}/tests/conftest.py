@@ -11,7 +11,6 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -34,10 +33,8 @@ CONFIG = PROJECT / "tests" / "base.yaml"
 # One thread: sums do not depend on the machine, and processes do not fight for cores.
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(PROJECT), "PYTHONUNBUFFERED": "1"}
 torch.set_num_threads(1)  # also for fixtures of a module, which come before those of a test
-# Each run looks up the state of git, 50 ms, the versions of all packages, 15 ms, and the lines of its classes, 3 to 20
-# ms: once will do.
+# Each run looks up the state of git, 50 ms, and the lines of its classes, 3 to 20 ms: once will do.
 record.git_state = functools.cache(record.git_state)
-metadata.version = functools.cache(metadata.version)
 inspect.getsourcelines = functools.cache(inspect.getsourcelines)  # type: ignore[assignment]
 # What nohup, or a shell's &, has set to be ignored would be ignored by every program that a test starts.
 for number, usual in ((signal.SIGHUP, signal.SIG_DFL), (signal.SIGINT, signal.default_int_handler)):

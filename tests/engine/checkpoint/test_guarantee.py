@@ -6,7 +6,6 @@ import os
 import re
 import shutil
 from collections.abc import Callable
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ import torch
 from PIL import Image
 
 from common.checkpoint.folder import CheckpointFolder
+from common.run import record
 from tests.conftest import Runs, load
 
 COUNTED = r"code \(\d+ files\), config, \d+ packages, machine, data \(\d+ of \d+ samples read again: the same\)"
@@ -121,7 +121,7 @@ def test_another_version_of_a_package(runs: Runs, tmp_path: Path, monkeypatch: p
     installed.parent.mkdir(parents=True)
     installed.write_text("Metadata-Version: 2.1\nName: loguru\nVersion: 99.0\n")
     monkeypatch.syspath_prepend(str(tmp_path / "site"))
-    monkeypatch.setattr(metadata, "version", inspect.unwrap(metadata.version))  # without the cache
+    monkeypatch.setattr(record, "_version", inspect.unwrap(record._version))  # without the cache
     monkeypatch.setattr("PIL.__version__", "98.0")
     said = r"sample-exact, not bit-exact \(PIL [\d.]+ -> 98.0; loguru [\d.]+ -> 99.0\), as far as"
     assert re.match(f"this resume is {said}", resumed(runs))

@@ -75,7 +75,7 @@ def kill_one(trainer: Any) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("processes", [1, 3])
+@pytest.mark.parametrize("processes", [1, pytest.param(3, marks=pytest.mark.full)])
 def test_killed_at_any_instant(runs: Runs, processes: int) -> None:
     """While its batch is read, unpickled, waited for, or not wanted at all."""
     for at in ("0", "0.0003", "0.01") if processes == 1 else ("0.001",):

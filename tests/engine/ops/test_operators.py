@@ -144,7 +144,7 @@ def test_the_cases_show_what_one_tensor_hides() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["add_matrix", "scale_exp"])
+@pytest.mark.parametrize("name", [pytest.param("add_matrix", marks=pytest.mark.full), "scale_exp"])
 def test_the_comparison(name: str, build_dir: str) -> None:
     """`python -m custom.ops.compare add_matrix 5 3`, for any size; it lists the operators without a name."""
     module = ["-m", f"{OPS.parent.name}.ops.compare"]

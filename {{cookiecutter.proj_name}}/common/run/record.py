@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from common.run.status import now
 
 SNAPSHOT = ".snapshot.json"  # in a copy of the code: the git state of the original
 _TIMEOUT_S = 5.0  # for each call: a hanging network disk must not hold up a run
+_version = cache(metadata.version)  # each look-up reads a file
 
 
 @dataclass
@@ -54,8 +56,7 @@ def git_state(project: Path) -> GitState:
         return GitState(**json.loads((project / SNAPSHOT).read_text()))
     state = GitState()
     try:
-        head = _git(project, "rev-parse", "HEAD", "--abbrev-ref", "HEAD")
-        state.commit, state.branch = head.split()
+        state.commit, state.branch = _git(project, "rev-parse", "HEAD", "--abbrev-ref", "HEAD").split()
         state.dirty = True  # until the diff says otherwise
         # No external diff programs or text filters: the user configures them, and they may run anything.
         state.diff = _git(
@@ -85,9 +86,8 @@ def git_files(project: Path, *options: str) -> list[str]:
 
 
 def _git(project: Path, *arguments: str) -> str:
-    command = ["git", "--no-optional-locks", *arguments]
     done = subprocess.run(
-        command,
+        ["git", "--no-optional-locks", *arguments],
         cwd=project,
         capture_output=True,
         timeout=_TIMEOUT_S,
@@ -106,7 +106,7 @@ def versions_of(names: Iterable[str]) -> dict[str, str]:
     versions = {}
     for name in sorted(names):
         try:
-            versions[name] = metadata.version(name)
+            versions[name] = _version(name)
         except (metadata.PackageNotFoundError, ValueError):
             version = getattr(sys.modules.get(name), "__version__", None)
             if isinstance(version, str):
@@ -119,8 +119,7 @@ def machine(device: torch.device) -> dict[str, str | int | bool]:
     cuda = torch.backends.cuda.matmul
     cudnn = torch.backends.cudnn
     conv: Any = getattr(cudnn, "conv")  # noqa: B009 - not in its types
-    names = ("cudnn", "cudnn flags", "tf32")
-    gpu: dict[str, str | int | bool] = dict.fromkeys(names, "not used")
+    gpu: dict[str, str | int | bool] = dict.fromkeys(("cudnn", "cudnn flags", "tf32"), "not used")
     if device.type == "cuda":
         gpu = {
             "device": torch.cuda.get_device_name(device),
