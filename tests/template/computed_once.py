@@ -24,7 +24,6 @@ _READ_ANEW = re.compile(r"data_check|data/test_(?!loader|step|order)|test_guaran
 _DIGITS = {"tests.samples.Digits", "tests.small.NoisyDigits", "custom.datasets.digits_dataset.DigitsDataset"}
 _anew = [True]
 os.environ.pop("PYTHONPATH", None)  # programs that tests start need not find this file
-os.environ["RANKS_PRELOAD"] = "warm_ranks"  # of tests.ranks
 
 
 def innermost(dataset: Any) -> Any:

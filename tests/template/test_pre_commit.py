@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from support import REPO, TEMPLATE, Render
+from support import REPO, TEMPLATE, Render, mypy
 
 NAME = ".pre-commit-config.yaml"
 SLOW_HOOKS = {"mypy", "mypy-project"}  # before a push
@@ -103,7 +103,9 @@ def test_the_template_is_clean(tmp_path: Path, environments: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_project_is_clean_and_mistakes_are_refused(render: Render, tmp_path: Path, environments: Path) -> None:
+def test_a_project_is_clean_and_mistakes_are_refused(
+    render: Render, tmp_path: Path, environments: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Under another name, with few parts (all were looked at above), but with a shell script; then with one mistake for
     each hook, which that hook names; the types before a push."""
     project = repository(Path(shutil.copytree(render(custom_name="spinlab", parts="ops"), tmp_path / "project")))
@@ -117,6 +119,8 @@ def test_a_project_is_clean_and_mistakes_are_refused(render: Render, tmp_path: P
         path = project / name.replace("custom", "spinlab")
         path.write_text(text)
     done = call(project, environments)
+    *_, cache = mypy(tmp_path)  # begins as that of `make lint`
+    monkeypatch.setenv("MYPY_CACHE_DIR", cache)
     late = call(project, environments, "--hook-stage", "pre-push", "mypy", "--all-files")
     assert (done.returncode, late.returncode) == (1, 1)
     found = outcomes(done.stdout) | outcomes(late.stdout)

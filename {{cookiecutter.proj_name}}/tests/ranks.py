@@ -57,9 +57,7 @@ def start_ranks(
         setup: called in each of them first.
     """
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(  # each optimizer imports `torch._dynamo`
-        ["train", "evaluate", "tests.ranks", "torch._dynamo", *os.environ.get("RANKS_PRELOAD", "").split()]
-    )
+    context.set_forkserver_preload(["train", "evaluate", "tests.ranks", "torch._dynamo"])  # imported by each optimizer
     shared = {**os.environ, "WORLD_SIZE": str(world), "LOCAL_WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1"}
     if world == 1:  # as torchrun starts it: variables of a single process that are set by hand say nothing
         shared["TORCHELASTIC_RUN_ID"] = "tests"
