@@ -38,7 +38,8 @@ NEWER_PYTHON := annotated-doc|backrefs|check-jsonschema|contourpy|filelock|fontt
 NEWER_PATCH := pymdown-extensions
 
 BIN := $(abspath $(VENV))/bin
-PIP := "$(BIN)/python" -m pip install -qq --disable-pip-version-check --constraint constraints.txt
+# Compiled afterwards, by all processors.
+PIP := "$(BIN)/python" -m pip install -qq --no-compile --disable-pip-version-check --constraint constraints.txt
 
 # For tests that call programs by name, such as shellcheck.
 export PATH := $(BIN):$(PATH)
@@ -146,4 +147,5 @@ $(VENV)/.done: constraints.txt $(REQUIREMENTS)
 	@$(PIP) torch
 	@echo "== set-up: everything else"
 	@$(PIP) $(foreach file,$(REQUIREMENTS),-r "$(file)")
+	@"$(BIN)/python" -m compileall -qq -j 0 "$(abspath $(VENV))/lib" || true  # some packages hold files of other Pythons
 	@touch $@
