@@ -38,7 +38,7 @@ NEWER_PYTHON := annotated-doc|backrefs|check-jsonschema|contourpy|filelock|fontt
 NEWER_PATCH := pymdown-extensions
 
 BIN := $(abspath $(VENV))/bin
-# Compiled afterwards, by all processors.
+# Bytecode is compiled afterwards, on all cores.
 PIP := "$(BIN)/python" -m pip install -qq --no-compile --disable-pip-version-check --constraint constraints.txt
 
 # For tests that call programs by name, such as shellcheck.
@@ -106,7 +106,7 @@ lint: setup  ## style and types, of the template and of the project inside it
 	@echo "== types, of the template, the project, and the tests of its engine"
 	@$(MAKE) --no-print-directory -j 2 types-template types-engine
 
-# Under other settings mypy makes a cache anew, which takes half a minute; those of the last two are the same.
+# The last two have the same settings, and share a cache; with others, mypy would rebuild it in half a minute.
 types-template:
 	@"$(BIN)/mypy" --no-error-summary --cache-dir "$(MYPY_CACHE_DIR)/template"
 
@@ -147,5 +147,5 @@ $(VENV)/.done: constraints.txt $(REQUIREMENTS)
 	@$(PIP) torch
 	@echo "== set-up: everything else"
 	@$(PIP) $(foreach file,$(REQUIREMENTS),-r "$(file)")
-	@"$(BIN)/python" -m compileall -qq -j 0 "$(abspath $(VENV))/lib" || true  # some packages hold files of other Pythons
+	@"$(BIN)/python" -m compileall -qq -j 0 "$(abspath $(VENV))/lib" || true  # some packages ship files for other versions of Python
 	@touch $@

@@ -1,6 +1,6 @@
-"""A pytest plugin, `-p computed_once`: what each run of a process would compute anew, with the same result.
+"""A pytest plugin, `-p computed_once`: caches results that every training in a test process would compute again.
 
-A test process trains hundreds of times. A quarter of that was the check of the data, which forks twice for each run.
+A test process trains hundreds of times, and a quarter of that time was the data check, which forks twice per run.
 """
 
 import importlib
@@ -18,23 +18,23 @@ import torch
 
 from warm import remember_packages
 
-# They are about what the data check reads, or how.
-_READ_ANEW = re.compile(r"data_check|data/test_(?!loader|step|order)|test_guarantee|test_early_errors|test_reading")
-# Datasets whose samples depend on what they hold, and on nothing else.
+# Tests of what the data check reads, or how: they are not served from the cache.
+_UNCACHED = re.compile(r"data_check|data/test_|test_guarantee|test_early_errors")
+# Datasets whose samples depend on their attributes alone.
 _DIGITS = {"tests.samples.Digits", "tests.small.NoisyDigits", "custom.datasets.digits_dataset.DigitsDataset"}
-_anew = [True]
+_is_uncached = [True]
 os.environ.pop("PYTHONPATH", None)  # programs that tests start need not find this file
 
 
 def innermost(dataset: Any) -> Any:
-    """Return what is in a view of a view."""
+    """Return the dataset inside all views of it."""
     while "whole" in vars(dataset):
         dataset = dataset.whole
     return dataset
 
 
 class _Values(pickle.Pickler):
-    """Of a tensor, its values, not where it is."""
+    """Pickles a tensor by its values: torch would write its address too."""
 
     def reducer_override(self, obj: Any) -> Any:
         if isinstance(obj, torch.Tensor):
@@ -43,38 +43,33 @@ class _Values(pickle.Pickler):
 
 
 def state_of(value: Any) -> bytes:
-    """Return what `value` is made of."""
+    """Return bytes that are the same for equal values."""
     stream = io.BytesIO()
     _Values(stream).dump(value)
     return stream.getvalue()
 
 
 def remember_readings(reading: Any) -> None:
-    """Keep what other processes read of the digits, whose samples depend on their state alone."""
+    """Cache what the data check's processes read of the digits."""
     read_there: Callable[..., Any] = reading.in_other_process
-    known: dict[bytes, Any] = {}
+    known: dict[bytes, tuple[Any, list[Any]]] = {}
 
     def in_other_process(loader: Any, seconds: float, function: Any, batches: Any, is_second: bool) -> Any:
         kinds = {type(innermost(part.dataset)) for part in batches.values()}
-        if _anew[0] or not {f"{kind.__module__}.{kind.__name__}" for kind in kinds} <= _DIGITS:
+        if _is_uncached[0] or not {f"{kind.__module__}.{kind.__name__}" for kind in kinds} <= _DIGITS:
             return read_there(loader, seconds, function, batches, is_second)
-        methods = [
-            id(each)
-            for kind in kinds
-            for part in kind.__mro__
-            for each in vars(part).values()
-            if inspect.isfunction(each)
-        ]
-        state = state_of((batches, is_second, methods))  # a test may put others in their place
+        # A test may replace a method. Kept, since the id of a deleted function is used again.
+        methods = [method for kind in kinds for _, method in inspect.getmembers(kind, inspect.isfunction)]
+        state = state_of((batches, is_second, [id(method) for method in methods]))
         if state not in known:
-            known[state] = read_there(loader, seconds, function, batches, is_second)
-        return known[state]
+            known[state] = (read_there(loader, seconds, function, batches, is_second), methods)
+        return known[state][0]
 
     reading.in_other_process = in_other_process
 
 
 def pytest_collection_finish() -> None:
-    """Begin, once the project is imported."""
+    """Install the caches, once the tests have imported the project."""
     remember_packages()
     if "common.trainer" in sys.modules:
         remember_readings(importlib.import_module("parts.data_check.reading"))
@@ -82,6 +77,6 @@ def pytest_collection_finish() -> None:
 
 @pytest.hookimpl(hookwrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
-    """For the time of a test, set whether data are read anew."""
-    _anew[0] = bool(_READ_ANEW.search(item.nodeid))
+    """Note for the time of a test whether it may use the cache."""
+    _is_uncached[0] = bool(_UNCACHED.search(item.nodeid))
     yield

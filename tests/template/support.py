@@ -42,9 +42,9 @@ def fresh(output: Path, settings: Path, **answers: str) -> Path:
 
 
 def mypy(folder: Path) -> list[str]:
-    """Return the words that check types with a cache in `folder`, which begins as that of `make lint`.
+    """Return a mypy command whose cache, in `folder`, starts as a copy of the one that `make lint` filled.
 
-    Files of the same content need no second look, wherever they lie: a second instead of twenty.
+    mypy compares contents, so a rendered project takes a second instead of twenty.
     """
     cache = folder / "mypy"
     known = REPO / ".mypy_cache" / "project"

@@ -119,7 +119,7 @@ def test_a_project_is_clean_and_mistakes_are_refused(
         path = project / name.replace("custom", "spinlab")
         path.write_text(text)
     done = call(project, environments)
-    *_, cache = mypy(tmp_path)  # begins as that of `make lint`
+    *_, cache = mypy(tmp_path)
     monkeypatch.setenv("MYPY_CACHE_DIR", cache)
     late = call(project, environments, "--hook-stage", "pre-push", "mypy", "--all-files")
     assert (done.returncode, late.returncode) == (1, 1)

@@ -116,7 +116,7 @@ def warm_python(python: str = sys.executable, *also: str, servers: int = 2, **va
 
 
 def remember_packages() -> None:
-    """Keep which packages are not installed, and where libraries are, which loguru looks up for each of its sinks."""
+    """Cache which packages are missing, and the library folders that loguru looks up for every sink."""
     from loguru._better_exceptions import ExceptionFormatter
 
     ExceptionFormatter._get_lib_dirs = staticmethod(functools.cache(ExceptionFormatter._get_lib_dirs))  # type: ignore[method-assign]
@@ -136,7 +136,7 @@ def remember_packages() -> None:
 
 
 def remember_versions() -> None:
-    """Keep the versions of what is imported: each run records them."""
+    """Cache the versions of all imported packages: every run records them."""
     metadata.version = functools.cache(metadata.version)
     for name in {module.partition(".")[0] for module in sys.modules}:
         with suppress(metadata.PackageNotFoundError, ValueError):
@@ -190,7 +190,7 @@ def follow(asked: socket.socket) -> dict[str, Any]:
 
 
 def compile_once(folder: str) -> None:
-    """Keep what is compiled of the project for the next program, which is a third of a short program's time."""
+    """Keep the project's bytecode for the next program: compiling it is a quarter of a short program's time."""
     sys.dont_write_bytecode, sys.pycache_prefix = False, folder
 
     # Python looks at whole seconds. Tests edit a file and run it again within one.
@@ -212,7 +212,7 @@ def become(words: list[str], folder: str, environment: dict[str, str], executabl
     there = [place for place in environment.get("PYTHONPATH", "").split(os.pathsep) if place]
     sys.path[:1] = ["" if kind == "-c" else folder if kind else os.path.dirname(os.path.abspath(name)), *there]
     compile_once(compiled)
-    if any(Path(place).glob("*.dist-info") for place in there):  # one may have a device, as torch asks when imported
+    if "EMU_MODE" in environment:  # torch looks for devices of other packages when it is imported
         sys.modules["torch"]._import_device_backends()
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     for module in ("warm", "__main__"):
@@ -236,7 +236,7 @@ def become(words: list[str], folder: str, environment: dict[str, str], executabl
 
 
 def end(code: object) -> None:
-    """What Python does at the end of a program, but to take apart the modules one by one: 0.2 s with torch's."""
+    """Exit as Python does, but without tearing down every module, which takes 0.2 s with torch."""
     if not isinstance(code, int):
         print(code, file=sys.stderr)
         code = 1
@@ -245,7 +245,7 @@ def end(code: object) -> None:
     try:
         sys.stdout.flush()
         sys.stderr.flush()
-    except OSError:  # nobody reads it any more
+    except OSError:  # the reader is gone
         code = 120
     os._exit(code)
 

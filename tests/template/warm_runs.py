@@ -1,6 +1,6 @@
 """A pytest plugin, `-p warm_runs`: Python programs that tests start are forked from one that has torch imported.
 
-A program of two training steps then takes 0.8 s of the processor instead of 3. It is another process of the system,
+A program of two training steps then takes 0.6 s of the processor instead of 3. It is another process of the system,
 so tests of what the system does with processes keep their own.
 """
 
