@@ -38,8 +38,10 @@ NEWER_PYTHON := annotated-doc|backrefs|check-jsonschema|contourpy|filelock|fontt
 NEWER_PATCH := pymdown-extensions
 
 BIN := $(abspath $(VENV))/bin
-# Bytecode is compiled afterwards, on all cores.
+# Bytecode is compiled afterwards, on all cores; what no test here imports is left out.
 PIP := "$(BIN)/python" -m pip install -qq --no-compile --disable-pip-version-check --constraint constraints.txt
+UV_PIP := "$(BIN)/uv" pip install --quiet --python "$(BIN)/python" --constraint constraints.txt
+NOT_COMPILED := /(tests?|transformers/models)/
 
 # For tests that call programs by name, such as shellcheck.
 export PATH := $(BIN):$(PATH)
@@ -144,8 +146,9 @@ $(VENV)/.done: constraints.txt $(REQUIREMENTS)
 	@echo "== set-up: $(VENV) with $$("$(PYTHON)" --version 2>&1)"
 	@"$(PYTHON)" -m venv "$(VENV)" || { echo "no virtual environment could be made; on Debian: apt install python3-venv" >&2; exit 1; }
 	@echo "== set-up: torch"
-	@$(PIP) torch
+	@$(PIP) torch uv
 	@echo "== set-up: everything else"
-	@$(PIP) $(foreach file,$(REQUIREMENTS),-r "$(file)")
-	@"$(BIN)/python" -m compileall -qq -j 0 "$(abspath $(VENV))/lib" || true  # some packages ship files for other versions of Python
+	@set -- $(foreach file,$(REQUIREMENTS),-r "$(file)"); $(UV_PIP) "$$@" || \
+		{ echo "== set-up: again by pip, which has settings of its own, and takes a minute longer"; $(PIP) "$$@"; }
+	@"$(BIN)/python" -m compileall -qq -j 0 -x "$(NOT_COMPILED)" "$(abspath $(VENV))/lib" || true  # some packages ship files for other versions of Python
 	@touch $@

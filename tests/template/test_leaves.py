@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -81,7 +82,7 @@ def test_nothing_left_speaks_of_what_is_gone(render: Render, name: str) -> None:
         if path == "README.md":
             text = LIST.sub("", text)
         if path.endswith(".py"):
-            problems += [f"{path} imports {each}" for each in imported(ast.parse(text)) & modules]
+            problems += [f"{path} imports {each}" for each in imported(text) & modules]
         names = [each for each in gone if each in text and re.search(rf"(?<![\w/.]){re.escape(each)}\b", text)]
         names += {each for each in re.findall(r"\btools\.\w+", text) if each in tools}
         problems += [f"{path} names {each}" for each in names if not each.endswith("__init__.py")]
@@ -91,10 +92,11 @@ def test_nothing_left_speaks_of_what_is_gone(render: Render, name: str) -> None:
     assert not problems, "\n".join(problems)
 
 
-def imported(tree: ast.Module) -> set[str]:
+@cache
+def imported(text: str) -> set[str]:
     """Modules that a file imports, anywhere in it."""
     found = set[str]()
-    for node in ast.walk(tree):
+    for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:

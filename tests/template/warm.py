@@ -190,7 +190,7 @@ def follow(asked: socket.socket) -> dict[str, Any]:
 
 
 def compile_once(folder: str) -> None:
-    """Keep the project's bytecode for the next program: compiling it is a quarter of a short program's time."""
+    """Keep bytecode in `folder` for the next process: compiling it is a quarter of a short program's time."""
     sys.dont_write_bytecode, sys.pycache_prefix = False, folder
 
     # Python looks at whole seconds. Tests edit a file and run it again within one.
