@@ -83,7 +83,7 @@ def measure(number: int, world: int, port: int, options: argparse.Namespace, fol
     ]  # fmt: skip
     resolved = resolve(Config, [PROJECT / "configs" / "default.yaml"], words)
     config = resolved.config
-    with managed_run(config, resolved, words, PROJECT) as run:
+    with managed_run(config, resolved, words) as run:
         built = build_run(config, run.rank)
         run.open()
         trainer = Trainer(config, built, run)

@@ -165,7 +165,7 @@ def compare(options: argparse.Namespace) -> dict[str, Any]:
         words += ["--dir.runs_dir", folder]
         resolved = resolve(Config, [loop.PROJECT / "configs" / "default.yaml"], words)
         config = resolved.config
-        with managed_run(config, resolved, words, loop.PROJECT) as run:
+        with managed_run(config, resolved, words) as run:
             built = build_run(config, run.rank)
             count = sum(parameter.numel() for parameter in built.task.parameters())
             run.open()

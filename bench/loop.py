@@ -144,7 +144,7 @@ def train_alternating(
 ) -> Alternating:
     """Run the trainer, alternating with what `others` yields the times of."""
     config, resolved, words = build(folder, segments, steps)
-    with managed_run(config, resolved, words, PROJECT) as run:
+    with managed_run(config, resolved, words) as run:
         built = build_run(config, run.rank)
         run.open()
         trainer = Trainer(config, built, run)

@@ -96,7 +96,7 @@ def joined(number: int, world: int, port: int, folder: str) -> Iterator[tuple[Ru
         "--dataset", "{train: {type: reduction.Images}, val: null, eval: null}", "--monitor.writers", "[]",
     ]  # fmt: skip
     resolved = resolve(Config, [PROJECT / "configs" / "default.yaml"], words)
-    with managed_run(resolved.config, resolved, words, PROJECT) as run:
+    with managed_run(resolved.config, resolved, words) as run:
         run.open()
         yield run, words
 

@@ -44,13 +44,13 @@ def main(argv: list[str]) -> int:
     setup_log()
     resolved = read_config(argv)
     config = resolved.config
+    if config.model_pt is None:
+        raise UserError(_NO_CHECKPOINT)
     code = distributed.spawn(config.gpu_ids, config.dist, [__file__, *argv])
     if code is not None:  # this process only started the ones that evaluate
         return code
     rank = distributed.find_rank(config.gpu_ids, config.dist)
     set_up_process(config.dist, rank)
-    if config.model_pt is None:
-        raise UserError(_NO_CHECKPOINT)
     path = best_in(config.model_pt)
     folder = eval_dir(config.dir, path, config.split, PROJECT)
     with distributed_run(rank, config.dist, resolved.values) as rank, entered("explain"):
@@ -89,7 +89,8 @@ def evaluate(config: EvalConfig, path: Path, folder: Path, rank: Rank) -> str:
     setup_log(config.monitor.log_level, rank=rank.rank)
     trained = load_task(config, path, read_checkpoint(path), rank)
     loaders = build_evaluation(config, config.split, rank)
-    trained.task.classes = check_classes(config.model, {label(part.split, part.name): part.dataset for part in loaders})
+    data = {label(part.split, part.name): part.dataset for part in loaders}
+    trained.task.classes = check_classes(config.model, {"train": trained.task, **data})
     if not loaders:
         raise UserError(f"dataset.{config.split} is null in this config, so there is nothing to evaluate on")
     evaluator = Evaluator(trained.task, rank, trained.precision, fill("pictures", "gallery", None, config))

@@ -10,7 +10,6 @@ from common.build import build_run
 from common.config.registry import import_path
 from common.failure.program import exit_process, report_errors
 from common.monitor.log import setup_log
-from common.run.paths import PROJECT
 from common.run_context import managed_run
 from common.trainer import Trainer
 from cli.command_line import parse
@@ -27,7 +26,7 @@ def main(argv: list[str]) -> int:
     code = distributed.spawn(config.gpu_ids, config.dist, command)
     if code is not None:  # this process only started the ones that train
         return code
-    with managed_run(config, resolved, command, PROJECT) as run, entered("explain"):
+    with managed_run(config, resolved, command) as run, entered("explain"):
         built = build_run(config, run.rank, first_weights=run.needs_first_weights)
         run.open()  # after building: an error there leaves an earlier run of this name in place
         trainer = Trainer(config, built, run)

@@ -60,7 +60,7 @@ words = ["--name", "calls", "--dir.runs_dir", sys.argv[1], "--model", "{type: pr
 words += ["--dataset", "{val: null, eval: null}", "--progress.max_steps", "95"]
 words += ["--batch_size", "1", "--num_workers", "0"]
 resolved = resolve(Config, ["configs/default.yaml"], words)
-with managed_run(resolved.config, resolved, words, Path.cwd()) as run:
+with managed_run(resolved.config, resolved, words) as run:
     built = build_run(resolved.config, run.rank)
     run.open()
     trainer = Trainer(resolved.config, built, run)

@@ -98,9 +98,8 @@ def load_task(config: Config, path: Path, state: Mapping[str, Any], rank: Rank) 
 
 def find_device(gpu_ids: int | list[int] | str) -> Rank:
     """Choose the first device of a run. Raises `UserError` if this machine lacks it."""
-    first: Any = gpu_ids
+    if gpu_ids == "all":
+        gpu_ids = 0
     if isinstance(gpu_ids, list):
-        first = gpu_ids[0]
-    elif gpu_ids == "all":
-        first = 0
-    return find_rank(first, DistConfig(launcher="none"))
+        gpu_ids = gpu_ids[:1]
+    return find_rank(gpu_ids, DistConfig(launcher="none"))

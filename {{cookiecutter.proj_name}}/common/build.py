@@ -133,11 +133,18 @@ def build_stream(config: RunConfig, rank: Rank) -> TrainStream:
 
 
 def build_evaluation(config: RunConfig, split: str, rank: Rank) -> list[EvaluationLoader]:
-    """Build the datasets of a split, unshuffled; every sample is evaluated once over all ranks."""
+    """Build the datasets of a split, unshuffled; every sample is evaluated once over all ranks.
+
+    Raises `UserError` if one cannot be indexed.
+    """
     loaders = []
     for name, section in sets_of(getattr(config.dataset, split)).items():
+        dataset = seeded_dataset(config, split, name, section, rank)
+        if not is_map_style(dataset):
+            where = f"dataset.{label(split, name)}"
+            raise UserError(f"{where}: {kind_of(dataset)} needs __len__ and __getitem__ to be evaluated on")
         loader = EvaluationLoader(
-            seeded_dataset(config, split, name, section, rank),
+            dataset,
             config.loader,
             batch_size=section.get("eval_batch_size", config.batch_size),
             worker=config.num_workers,
@@ -192,7 +199,7 @@ def check_classes(
         classes: tuple[str, ...] = ()
         if given is not None:
             classes = tuple(map(str, given))
-        if not first and classes:
+        if not names:
             first = split
             names = classes
         if classes not in ((), names):

@@ -18,7 +18,7 @@ from common.optim.clip import gradient_norm
 from common.optim.precision import Precision
 from common.progress import Position
 
-_ENDED = 20  # steps that fp16 skips in a row, after which the run ends
+_MOST_SKIPPED = 20  # steps in a row that fp16 may skip before the run ends
 
 
 @torch.no_grad()
@@ -129,8 +129,8 @@ class ScaledSteps:
             return
         self.skipped += 1
         self._in_a_row += 1
-        scale = self._precision.scale()
-        if self._in_a_row >= _ENDED or scale < 1:
+        scale = self._precision.scaler.get_scale()
+        if self._in_a_row >= _MOST_SKIPPED or scale < 1:
             what = f"the gradients of the last {self._in_a_row} steps, to step {step}, are not finite in fp16"
             raise not_finite(f"{what}, with a loss scale down to {scale:g}: they were skipped", self._saver)
 

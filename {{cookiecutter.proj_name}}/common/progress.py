@@ -108,7 +108,10 @@ def are_due(intervals: Iterable[Interval], before: Position, after: Position) ->
         start, end, unit = spans[interval.unit]
         length = interval.numerator * unit
         per = interval.denominator
-        found.append(length > 0 and end * per // length > start * per // length)
+        is_due = False
+        if length > 0:  # more multiples of the interval lie at or below `end` than `start`
+            is_due = end * per // length > start * per // length
+        found.append(is_due)
     return found
 
 

@@ -5,7 +5,6 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from loguru import logger
@@ -24,21 +23,19 @@ from common.monitor.log import setup_log
 from common.monitor.monitor import Monitor
 from common.progress import Outcome
 from common.run.folder import OpenRun, is_restart, open_run, refuse_weights_in_moved_run
-from common.run.paths import RunPaths
+from common.run.paths import PROJECT, RunPaths
 from common.run.record import describe_start, environment_text, read_attempts
 from common.run.status import FolderLock, now, read_status, write_status
 from common.settings import RunConfig
 
 
 @contextmanager
-def managed_run(
-    config: RunConfig, resolved: Resolved[Any], argv: Sequence[str], project: Path
-) -> Iterator["RunContext"]:
+def managed_run(config: RunConfig, resolved: Resolved[Any], argv: Sequence[str]) -> Iterator["RunContext"]:
     """Join the other processes, and leave with them. An error inside ends all of them and is reported on the terminal,
     in the log, in `status.json`, and by the exit code.
 
     Args:
-        resolved: the whole config, of this project, as plain values.
+        resolved: the whole config, as plain values.
         argv: the program and its arguments, as in `sys.argv`.
 
     Raises:
@@ -47,7 +44,7 @@ def managed_run(
     """
     rank = find_rank(config.gpu_ids, config.dist)
     set_up_process(config.dist, rank)
-    paths = RunPaths.for_run(config.dir, config.name, project)
+    paths = RunPaths.for_run(config.dir, config.name, PROJECT)
     if rank.backend == "nccl":  # torch records exchanges, and writes them before it ends a process that waits in one
         os.environ.setdefault("TORCH_FR_DUMP_TEMP_FILE", str(paths.root / "nccl_rank"))
     with distributed_run(rank, config.dist, resolved.values) as rank:
@@ -58,7 +55,6 @@ def managed_run(
             config=config,
             values=resolved.values,
             argv=argv,
-            project=project,
             rank=rank,
             paths=paths,
         )
@@ -90,7 +86,6 @@ class RunContext:
     config: RunConfig
     values: dict[str, Any]
     argv: Sequence[str]
-    project: Path
     rank: Rank
     paths: RunPaths
     checkpoint: LoadedCheckpoint | None = None
@@ -115,7 +110,7 @@ class RunContext:
         if self.checkpoint is not None and self.paths.contains(resume):
             self._resumed = self.checkpoint
         if self._resumed is None:
-            refuse_weights_in_moved_run(weights_path(config.init_from.path, self.project), self.paths)
+            refuse_weights_in_moved_run(weights_path(config.init_from.path, PROJECT), self.paths)
 
     @property
     def needs_first_weights(self) -> bool:
@@ -136,7 +131,7 @@ class RunContext:
             step = resumed.step
             banner = f"resumed at step {step}"
         if rank.is_main:
-            started = describe_start(self.project, self.argv, config.dist.random_seed, rank)
+            started = describe_start(PROJECT, self.argv, config.dist.random_seed, rank)
             self.folder = open_run(self.paths, self.values, *started, resumed is not None)
         barrier(rank)  # the folder exists
         self._open_log(banner)

@@ -17,7 +17,7 @@ from common.checkpoint.resume import accept_changes, fingerprint
 from common.checkpoint.saver import Saver
 from common.checkpoint.state import RunState
 from common.data.loader import Step, TrainStream, whereabouts
-from common.data.workers import stop_waiting_at
+from common.data.workers import stop_waiting_when
 from common.distributed import max_over_ranks, share_buffers
 from common.distributed.seed import mix, set_seed
 from common.evaluation.best import BestTracker
@@ -74,7 +74,7 @@ class Trainer:
         self.paths = run.paths
         self.monitor = run.monitor
         self.stop_signals = StopSignals(self.rank)
-        stop_waiting_at(lambda: self.stop_signals.signal)
+        stop_waiting_when(self.stop_signals.stops_waiting)
 
         self.built = built
         self.task = built.task
@@ -309,7 +309,10 @@ class Trainer:
             self.save(best=is_best, planned=is_best)
 
     def save(self, *, best: bool = False, numbered: bool = False, planned: bool = False) -> None:
-        """Save `latest.pt`, and `best.pt` / `step_*.pt` if requested; all must call it. `planned`: not for a signal."""
+        """Save `latest.pt`, and `best.pt` / `step_*.pt` if requested. Every process must call this.
+
+        `planned`: not for a signal or `save_time`.
+        """
         self.check_losses()
         # A finite loss can have a NaN gradient.
         if max_over_ranks(int(not are_finite(self.parameters)), self.rank):  # every process

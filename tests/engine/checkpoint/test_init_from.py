@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from common.base.errors import UserError
 from common.failure.program import report_errors
 import train
 from tests.conftest import PROJECT, Runs, copy_of_project, load, run
@@ -127,6 +128,15 @@ def test_two_processes_download_once(runs: Runs, source: Path, server: Server, t
     folder = start(runs, f"{server.address}/w.pt", "--dist.processes", "2")
     assert starts_from(folder, source)
     assert server.asked == ["/w.pt"]
+
+
+def test_what_is_excluded_may_be_missing_in_the_model(runs: Runs, source: Path, tmp_path: Path) -> None:
+    """As the head of a network that was trained for something else."""
+    more = tmp_path / "more.pt"
+    torch.save({**load(source.parents[1])["model"], "model.fc.bias": torch.zeros(3)}, more)
+    with pytest.raises(UserError, match=r"Unexpected key.*model\.fc\.bias"):
+        start(runs, str(more))
+    assert starts_from(start(runs, str(more), "--init_from.exclude", "[model.fc.*]"), source)
 
 
 def test_relative_to_the_project(runs: Runs, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

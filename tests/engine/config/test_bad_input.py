@@ -243,7 +243,7 @@ def test_model_pt(error_of: ErrorOf, runs: Runs, tmp_path: Path) -> None:
     text = evaluated(other / "checkpoints" / "latest.pt")
     assert "is of a different model" in text and "size mismatch for model.features.0.0.weight" in text
     assert "model_pt: which checkpoint?" in error_of("--config", "configs/eval.yaml", program="evaluate")
-    assert "model_pt: which checkpoint?" in error_of(program="evaluate")
+    assert error_of("--dist.processes", "2", program="evaluate").count("model_pt: which checkpoint?") == 1
     script = run(["sh", str(PROJECT / "scripts" / "eval.sh")], env={**ENVIRONMENT, "PYTHON": sys.executable})
     assert "model_pt: which checkpoint?" in script.stderr and script.returncode == 2
     assert "there is no checkpoint" in error_of("--model_pt", str(tmp_path / "none.pt"), program="evaluate")

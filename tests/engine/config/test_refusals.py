@@ -39,7 +39,10 @@ def refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str])
             monkeypatch.setenv(name, value)
         monkeypatch.setattr(torch.cuda, "is_available", lambda: seen > 0)
         monkeypatch.setattr(torch.cuda, "device_count", lambda: seen)
-        main = train.main if program == "train.py" else evaluate.main
+        main = train.main
+        if program == "evaluate.py":
+            main = evaluate.main
+            words = ("--model_pt", "best.pt", *words)
         with pytest.raises(SystemExit) as ended, report_errors():
             main(["--config", str(CONFIG), *words])
         assert ended.value.code == 2

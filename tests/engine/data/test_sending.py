@@ -13,7 +13,10 @@ from typing import Any
 import pytest
 import torch
 
+from common.base.process import EXIT_REQUEUE
+from common.failure import signals
 from tests.conftest import ENVIRONMENT, PROJECT, Runs
+from tests.ranks import start_ranks
 from tests.samples import Digits
 
 
@@ -44,6 +47,26 @@ class Stuck(Digits):
     def __init__(self, data_dir: Path, mode: str) -> None:
         super().__init__(data_dir, mode)
         self.mode = mode
+
+
+class Late(Digits):
+    """A signal reaches the process that reads while one batch takes longer than it waits at a time."""
+
+    random = False
+
+    def __init__(self, data_dir: Path, mode: str) -> None:
+        super().__init__(data_dir, mode)
+        self.mode = mode
+
+    def __getitem__(self, index: int) -> Any:
+        if self.mode == "train" and index == 77 and torch.utils.data.get_worker_info() is not None:
+            os.kill(os.getppid(), signal.SIGUSR1)
+            time.sleep(float(os.environ["LATE"]))
+        return super().__getitem__(index)
+
+
+def wait_no_longer() -> None:
+    signals._WAIT_FOR_BATCH_S = 1.0
 
 
 def few_files() -> None:
@@ -77,6 +100,18 @@ def test_a_batch_that_cannot_be_sent(runs: Runs, kind: str, said: str) -> None:
     assert done.returncode == 2
     assert said in done.stderr
     assert len(done.stderr) < 20_000
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("late", "code"), [("2.5", EXIT_REQUEUE), ("100", 2)])
+def test_a_signal_while_other_processes_wait_for_the_batch(runs: Runs, late: str, code: int) -> None:
+    """They need it to take a step, and so to save together: it is waited for, but not for ever."""
+    words = runs.words("--dataset.train", f"{{type: {__name__}.Late}}", "--num_workers", "1")
+    setup = wait_no_longer if code == 2 else None
+    ended = start_ranks(runs.root, 2, words, environment={"LATE": late}, setup=setup)
+    assert code in ended.codes and 0 not in ended.codes, ended.texts
+    assert (runs.root / "run" / "checkpoints" / "latest.pt").exists() == (code == EXIT_REQUEUE)
+    assert ("no batch has come since" in "".join(ended.texts)) == (code == 2)
 
 
 @pytest.mark.slow

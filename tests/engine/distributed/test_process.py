@@ -15,6 +15,7 @@ from common.base.process import raise_file_limit
 from common.data.workers import set_up_worker
 from common.distributed import DistConfig, Rank, find_rank
 from common.distributed.devices import cores, set_up_process
+from common.run.record import machine
 import evaluate
 from tests.conftest import Runs, load, same
 from tests.distributed.test_launch import TORCHRUN
@@ -101,6 +102,9 @@ def test_cudnn(monkeypatch: pytest.MonkeyPatch) -> None:
     try:
         set_up_process(DistConfig(cudnn_benchmark=True, deterministic="warn"), Rank())
         assert not torch.backends.cudnn.benchmark
+        assert not machine(torch.device("cpu"))["deterministic"]  # it may do what it warns of
+        set_up_process(DistConfig(deterministic="strict"), Rank())
+        assert machine(torch.device("cpu"))["deterministic"]
     finally:
         torch.use_deterministic_algorithms(False)
 

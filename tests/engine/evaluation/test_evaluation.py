@@ -240,6 +240,22 @@ def test_classes_of_each_set_are_checked(runs: Runs, named: str) -> None:
     assert "in building dataset.eval.more" in with_notes(caught.value)
 
 
+def test_classes_are_those_of_the_training(runs: Runs, evaluated: Callable[..., dict[str, Any]]) -> None:
+    """In an evaluation on other data, too, where label 1 may mean something else."""
+    best = runs.train() / "checkpoints" / "best.pt"
+    with pytest.raises(UserError, match=r"dataset\.eval has the classes a, b.*, but dataset\.train has 0, 1"):
+        evaluated(best, "--dataset.eval.type", f"{HERE}.Letters")
+    assert evaluated(best, "--dataset.eval.type", "tests.samples.Digits")["values"]["Accuracy"] > 0
+
+
+def test_a_stream_cannot_be_evaluated_on(runs: Runs, evaluated: Callable[..., dict[str, Any]]) -> None:
+    """Also where it is the training data."""
+    best = runs.train() / "checkpoints" / "best.pt"
+    stream = "{type: tests.parts.streams.test_streams.Stream}"
+    with pytest.raises(UserError, match=r"dataset\.train: Stream needs __len__ and __getitem__"):
+        evaluated(best, "--split", "train", "--dataset.train", stream)
+
+
 class Letters(DigitsDataset):
     """Digits that are called by letters."""
 

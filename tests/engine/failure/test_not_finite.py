@@ -139,8 +139,9 @@ class Scale:
 
     def __init__(self, first: float, factor: float) -> None:
         self.value, self.factor = first, factor
+        self.scaler = self
 
-    def scale(self) -> float:
+    def get_scale(self) -> float:
         self.value *= self.factor
         return self.value
 

@@ -94,12 +94,16 @@ def test_ranks_are_added_up_by_samples():
     feed(theirs[:3], "a", keep).first_bad_step()
     meter = feed(mine[:3], "a", lambda mine: [mine, *sums])
     assert meter.read().raw == {"loss": 2.0, "a": 2.0}
-    meter = feed(mine[:1], "b", lambda mine: [mine, *sums])
+    feed(theirs[:1], "a", keep).first_bad_step()
+    meter = feed(mine[:1], "b", lambda mine: [mine, sums[1]])
     assert meter.first_bad_step() is None
     assert meter._recent[1, "loss"] == [80.0, 40] and meter._recent[1, "b"] == [30.0, 30]
     feed(theirs, "a", keep).first_bad_step()
-    meter = feed(mine, "a", lambda mine: [mine, sums[1]])
+    meter = feed(mine, "a", lambda mine: [mine, sums[2]])
     assert meter.first_bad_step() == 4
+    feed([(math.nan, 4)], "b", keep).first_bad_step()  # of a name that is unknown here
+    meter = feed([(1.0, 4), (math.nan, 4)], "a", lambda mine: [mine, sums[3]])
+    assert meter.first_bad_step() == 1
 
 
 def test_losses_do_not_pile_up():

@@ -34,7 +34,7 @@ class InitConfig:
     rename: list[list[str]] = field(default_factory=list)
     """[pattern, replacement] pairs (regular expressions), applied to keys in order"""
     exclude: list[str] = field(default_factory=list)
-    """keys to skip, as in "head.*" """
+    """keys to skip, in the file and in the model, as in "head.*" """
     strict: bool = True
     """keys that do not match are an error; false: load what fits"""
 
@@ -78,10 +78,9 @@ def init_weights(model: nn.Module, config: InitConfig, project: Path, rank: Rank
     fitting = {}
     kept = []
     for key, value in own.items():
-        is_excluded = any(fnmatchcase(key, pattern) for pattern in config.exclude)
-        if not is_excluded and key in weights and (config.strict or _shape(weights[key]) == _shape(value)):
+        if key in weights and (config.strict or _shape(weights[key]) == _shape(value)):
             fitting[key] = weights[key]
-        elif is_excluded or not config.strict:
+        elif _is_excluded(key, config) or not config.strict:
             kept.append(key)
         weights.pop(key, None)
     if not fitting:
@@ -94,6 +93,10 @@ def init_weights(model: nn.Module, config: InitConfig, project: Path, rank: Rank
     report = f"{len(own) - len(kept)} of {len(own)} entries of the model from {path}"
     initial = join_names(kept) or "none"
     logger.info("init_from: {}; as initialized: {}; not in the model: {}", report, initial, others or "none")
+
+
+def _is_excluded(key: str, config: InitConfig) -> bool:
+    return any(fnmatchcase(key, pattern) for pattern in config.exclude)
 
 
 def _shape(value: Any) -> Any:
@@ -128,7 +131,7 @@ def _download(address: str, rank: Rank) -> Path:
 
 
 def _read_weights(path: Path, config: InitConfig) -> dict[str, Any]:
-    """Read weights: those with the prefix, renamed."""
+    """Read weights: those with the prefix, renamed, and not excluded."""
     state = load_archive(path)
     if is_checkpoint(state, path):
         named = averaged_state_dict(state["model"], state)
@@ -142,7 +145,8 @@ def _read_weights(path: Path, config: InitConfig) -> dict[str, Any]:
             key = key.removeprefix(config.prefix)
             for pattern, replacement in config.rename:
                 key = re.sub(pattern, replacement, key)
-            weights[key] = value
+            if not _is_excluded(key, config):
+                weights[key] = value
     return weights
 
 

@@ -68,7 +68,8 @@ class Checker:
             if hasattr(section, "problems"):
                 self._add([replace(problem, key=join(key, problem.key)) for problem in section.problems()])
         except ValueError as error:  # `__post_init__`, or a rule about a wrong value
-            if not any(not key or is_within(problem.key, key) for problem in self.problems):
+            known = [problem for problem in self.problems if not key or is_within(problem.key, key)]
+            if not known:
                 self.problems.append(Problem(key, ABSENT, str(error)))
             return ABSENT
         return section

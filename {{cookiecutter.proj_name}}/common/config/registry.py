@@ -172,7 +172,8 @@ class Registry:
         if target in self._entries.values():
             return self.provided
         named, takes_any = parameters(target)
-        return tuple(name for name in self.provided if (takes_any or name in named) and name not in given)
+        taken = [name for name in self.provided if takes_any or name in named]
+        return tuple(name for name in taken if name not in given)
 
 
 @dataclass(frozen=True)

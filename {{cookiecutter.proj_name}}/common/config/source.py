@@ -76,7 +76,7 @@ _MERGE, _PLAIN = "tag:yaml.org,2002:merge", "unquoted"
 
 
 class _Loader(yaml.SafeLoader):
-    """PyYAML's loader, but builds `Node`s, and reads unquoted words with `scalar`, not by YAML 1.1's rules.
+    """PyYAML's loader, but it builds `Node`s, and reads unquoted words with `scalar`, not by YAML 1.1's rules.
 
     `origin_at` names the origin of a line of the text, counted from 0.
     """

@@ -84,7 +84,7 @@ def _seed(generator: Any, seed: int) -> None:
     elif isinstance(generator, np.random.Generator):
         bits = generator.bit_generator
         bits.state = type(bits)(seed).state
-    elif isinstance(generator, torch.Generator):
+    else:
         generator.manual_seed(seed)
 
 

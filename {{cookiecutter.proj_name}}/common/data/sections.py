@@ -37,12 +37,10 @@ def build_dataset(
     """Build the dataset of one split.
 
     Raises:
-        UserError: it is empty, cannot be indexed (except for training), or raises one itself (a missing folder, ...).
+        UserError: it is empty, or raises one itself (a missing folder, ...).
     """
     dataset = build_set(part, mode, data_dir)
     if not is_map_style(dataset):
-        if mode != "train":
-            raise UserError(f"dataset.{mode}: {kind_of(dataset)} needs __len__ and __getitem__ to be evaluated on")
         return dataset
     if len(dataset) == 0:
         raise UserError(f"dataset.{mode}: {kind_of(dataset)} has no samples")
@@ -102,7 +100,7 @@ class SetSection:
 
 TrainSection = Annotated[dict[str, Any], SetSection(OWN)]
 ValSection = Annotated[dict[str, Any] | None, SetSection(OWN, by_name=True)]
-EvalSection = Annotated[dict[str, Any] | None, SetSection(OWN, by_name=True)]
+EvalSection = ValSection
 
 
 @section

@@ -34,11 +34,11 @@ _TRAINER_SIGNALS = {
 }
 _DEATH_WITHIN_S = 5.0
 _SHARED = (
-    "{} is open, and every worker would read from it at the same position, and so other samples than it asks for. Open "
-    "it on first use, in __getitem__ (self.file = None in the constructor), or use --num_workers 0"
+    "{} is open, and every worker would read from it at the same position, and so get other samples than it asked for. "
+    "Open it on first use, in __getitem__ (self.file = None in the constructor), or use --num_workers 0"
 )
 _POLL_S = 1.0  # how often a process that waits for a batch looks for a signal
-_NOT_SENT = 91  # exit code of a worker that cannot send a batch, which would be waited for for ever
+_NOT_SENT = 91  # exit code of a worker that cannot send a batch: else the trainer would wait for it for ever
 _IS_FULL = (errno.EMFILE, errno.ENFILE, errno.ENOSPC)
 _IS_UNSENT = re.compile("Too many open files|items of ancdata")  # what the receiving process says
 _UNSENT = (
@@ -46,16 +46,16 @@ _UNSENT = (
     "used): return fewer, larger tensors in a sample, raise the limit (ulimit -n 65536; docker run --ulimit "
     "nofile=65536), or use fewer --num_workers"
 )
-_stop_signal: list[Callable[[], int]] = []  # of the run, at most one
+_stops_waiting: list[Callable[[], bool]] = []  # of the run, at most one
 
 
 class WaitInterrupted(UserError):
     """A stop signal arrived while a batch was waited for, and the batch has not come since."""
 
 
-def stop_waiting_at(signal_number: Callable[[], int]) -> None:
-    """Wait for no batch once `signal_number`, of the signal that stops the run, is not 0."""
-    _stop_signal[:] = [signal_number]
+def stop_waiting_when(is_time: Callable[[], bool]) -> None:
+    """Wait for no batch once `is_time` returns True, after a signal that stops the run."""
+    _stops_waiting[:] = [is_time]
 
 
 def start_reading(loader: DataLoader[Any]) -> Iterator[Any]:
@@ -146,8 +146,8 @@ def _look_for_signals(iterator: _MultiProcessingDataLoaderIter) -> None:
 
     def get_or_stop(timeout: float = _POLL_S) -> Any:
         found = get(iterator, timeout)
-        if not found[0] and any(number() for number in _stop_signal):
-            raise WaitInterrupted("a signal ends the run while a batch is waited for: nothing is saved, see latest.pt")
+        if not found[0] and any(is_time() for is_time in _stops_waiting):
+            raise WaitInterrupted("a signal ends the run, but no batch has come since: what follows latest.pt is lost")
         return found
 
     vars(iterator)["_try_get_data"] = get_or_stop
@@ -201,7 +201,7 @@ def set_up_worker(owner: int, _: int) -> None:
 
 
 def _end_unsent(error: BaseException, _: object = None) -> None:
-    """End a worker that cannot send a batch; Python would only print why, or that without end."""
+    """End a worker that cannot send a batch. Python would print why, perhaps without end, and no batch would come."""
     is_gone = isinstance(error, (EOFError, multiprocessing.AuthenticationError))
     if is_gone or (isinstance(error, OSError) and error.errno not in _IS_FULL):
         return  # the connection is closed: the batch is no longer wanted, and the worker is about to end

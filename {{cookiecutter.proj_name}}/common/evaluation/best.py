@@ -1,6 +1,6 @@
 """Compare validation results: the mode of the metric that decides, the best result so far, early stopping.
 
-A resume continues both.
+A resume continues the last two.
 """
 
 import math

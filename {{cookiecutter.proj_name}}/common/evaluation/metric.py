@@ -115,7 +115,7 @@ class MetricFactory:
 
 
 class MetricDict:
-    """The metrics of one pass. While their methods run, no process group is to be seen: only this class merges."""
+    """The metrics of one pass. While their methods run, no process group is visible: only this class merges."""
 
     def __init__(self, configured: MetricFactory, rank: Rank) -> None:
         self._metrics = copy.deepcopy(configured.empty)

@@ -19,6 +19,7 @@ _REQUEUE_SIGNALS = (signal.SIGUSR1, signal.SIGUSR2)
 _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, *_REQUEUE_SIGNALS)
 _SAME_CTRL_C_S = 1.0  # one Ctrl-C arrives twice: from the terminal, and forwarded by the launcher
 _EXCHANGE_EVERY_S = 0.2
+_WAIT_FOR_BATCH_S = 60.0  # after a signal: several ranks decide together, and save, a step or two later
 _MAX_INTERVAL = 100  # steps
 _early: list[int] = []  # signals that arrived before the loop started
 
@@ -77,6 +78,7 @@ class StopSignals:
             if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:
                 before[number] = signal.signal(number, self._note)
         self.signal = self.signal or max(_early, default=0)
+        self._noted_at = time.monotonic()
         _early.clear()
         try:
             yield
@@ -86,7 +88,7 @@ class StopSignals:
                     signal.signal(number, handler)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        if self.signal == signal.SIGINT == number:
+        if self.signal == signal.SIGINT and number == signal.SIGINT:
             if time.monotonic() > self._noted_at + _SAME_CTRL_C_S:
                 raise KeyboardInterrupt
         # Slurm's SIGTERM at the time limit follows its SIGUSR1, and must not downgrade a requeue request to a stop.
@@ -106,6 +108,11 @@ class StopSignals:
         if number == signal.SIGINT:
             again = "; press Ctrl-C again to exit at once"
         logger.warning("{}: stopping after this step, then saving{}", signal.Signals(number).name, again)
+
+    def stops_waiting(self) -> bool:
+        """Return whether to wait for a batch no longer. A rank alone can stop at once: nobody needs its next step."""
+        waits_for_others = not self._is_alone and time.monotonic() < self._noted_at + _WAIT_FOR_BATCH_S
+        return bool(self.signal) and not waits_for_others
 
     def sync(self, save: bool) -> StopDecision:
         """Return whether any rank received a signal, or requests a save. Called once per step, by all ranks.

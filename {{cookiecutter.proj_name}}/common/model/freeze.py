@@ -51,11 +51,6 @@ def freeze(model: nn.Module, patterns: Sequence[str]) -> None:
         logger.info("frozen: {}: {}", counts, join_names(chosen))
 
 
-def parameter_names(model: nn.Module) -> list[str]:
-    """Return all parameter names, including further names of shared parameters."""
-    return [name for name, _ in model.named_parameters(remove_duplicate=False)]
-
-
 def check_trained(model: nn.Module, trained: Iterable[nn.Parameter]) -> None:
     """Raise `UserError` unless just these can have a gradient: DDP and the optimizer rely on it."""
     trained = set(trained)

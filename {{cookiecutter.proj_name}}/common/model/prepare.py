@@ -18,7 +18,7 @@ from common.base.parts import required, sections
 from common.config import section
 from common.config.problem import match_names
 from common.distributed import DistConfig, Rank
-from common.model.freeze import freeze, parameter_names
+from common.model.freeze import freeze
 from common.model.strategy import ModelHolder, Replicated, Strategy
 from common.optim.precision import Precision
 
@@ -125,7 +125,8 @@ def check_patterns(task: nn.Module, config: PrepareConfig) -> tuple[Modules, ...
 
     Raises `UserError` for a pattern without a match.
     """
-    match_names(config.freeze, parameter_names(task), "prepare.freeze")
+    names = dict(task.named_parameters(remove_duplicate=False))
+    match_names(config.freeze, list(names), "prepare.freeze")
     return (
         _match_modules(task, config.activation_checkpointing, "prepare.activation_checkpointing"),
         _match_modules(task, config.compile.blocks, "prepare.compile.blocks"),

@@ -32,6 +32,9 @@ class Reading:
 # Of a step's loss, by step and name: the sum over samples, and their number.
 _Sums = dict[tuple[int, str], list[float]]
 
+# Of one process: its first bad step and which loss it was, and the sums of the last steps.
+_Found = tuple[tuple[int, str] | None, _Sums]
+
 
 class Meter:
     """Collects the losses of every step: `add` only keeps references, all arithmetic is done when they are read.
@@ -48,7 +51,7 @@ class Meter:
     def __init__(
         self,
         window: int = 20,
-        gather: Callable[[_Sums], list[_Sums]] = lambda sums: [sums],
+        gather: Callable[[_Found], list[_Found]] = lambda found: [found],
     ) -> None:
         self.clock = Clock()
         self._window = window
@@ -56,7 +59,7 @@ class Meter:
         self._pending: list[tuple[int, dict[str, Tensor], int]] = []
         self._recent: _Sums = {}
         self._last = 0  # step
-        self._bad: tuple[int, str] | None = None
+        self._bad_step: int | None = None
         self.bad_here: tuple[int, str] | None = None  # of this process' own losses: the first bad step, and which loss
 
     def add(
@@ -79,7 +82,7 @@ class Meter:
     def first_bad_step(self) -> int | None:
         """Return the first step with a loss that is not a finite number, on any process; None when there was none."""
         self._collect()
-        return self._bad and self._bad[0]
+        return self._bad_step
 
     def read(self) -> Reading:
         """Read the losses up to the last step. Waits for the device."""
@@ -99,24 +102,23 @@ class Meter:
         if not pending:
             return
         self._last = pending[-1][0]
+        before = self._last - self._window  # the last step that is not shown any more
         sums: _Sums = {}
         read = to_floats([losses for _, losses, _ in pending])
         for (step, _, count), values in zip(pending, read, strict=True):
             for name, value in values.items():
-                both = sums.setdefault((step, name), [0.0, 0])
-                if count:  # a mean over nothing must not count, and may be NaN
-                    both[0] += value * count
-                    both[1] += count
-        self.bad_here = self.bad_here or _first_bad(sums)
-        whole, *others = self._gather(sums)  # of all processes, which need not have losses of the same names
-        for part in others:
+                if count == 0:
+                    value = 0.0  # a mean over nothing must not count, and may be NaN
+                if not math.isfinite(value):
+                    self.bad_here = self.bad_here or (step, name)
+                if step > before:
+                    _add(sums, (step, name), value * count, count)
+        self._recent = {place: both for place, both in self._recent.items() if place[0] > before}
+        for bad, part in self._gather((self.bad_here, sums)):  # processes need not have losses of the same names
+            if bad:
+                self._bad_step = min(bad[0], self._bad_step or bad[0])
             for place, (total, items) in part.items():
-                both = whole.setdefault(place, [0.0, 0])
-                both[0] += total
-                both[1] += items
-        self._bad = self._bad or _first_bad(whole)
-        recent = self._recent | whole
-        self._recent = {place: both for place, both in recent.items() if place[0] > self._last - self._window}
+                _add(self._recent, place, total, items)
 
 
 @dataclass(frozen=True)
@@ -236,8 +238,7 @@ def _mean(sums: _Sums, name: str) -> float:
     return total / max(count, 1)
 
 
-def _first_bad(sums: _Sums) -> tuple[int, str] | None:
-    for place, (total, _) in sums.items():
-        if not math.isfinite(total):
-            return place
-    return None
+def _add(sums: _Sums, place: tuple[int, str], total: float, count: float) -> None:
+    both = sums.setdefault(place, [0.0, 0])
+    both[0] += total
+    both[1] += count

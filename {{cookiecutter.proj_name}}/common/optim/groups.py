@@ -1,12 +1,11 @@
 """Which parameters have which learning rate and weight decay, by config or task."""
 
 import inspect
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import field, replace
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 import torch
-from loguru import logger
 from pydantic import Field
 from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
@@ -202,16 +201,6 @@ def parameter_groups(
     if not groups:
         raise UserError(f"{type(task).__name__}: none of its {len(names)} parameters requires a gradient")
     return list(groups.values())
-
-
-def log_groups(groups: Sequence[Mapping[str, Any]]) -> None:
-    """Log an optimizer's groups."""
-    text = f"{len(groups)} parameter groups:"
-    for group in groups:
-        numbers = sum(parameter.numel() for parameter in group["params"])
-        decay = group.get("weight_decay", 0.0)
-        text += f"\n  {group['name']}: {numbers:,} parameters, lr {group['lr']:.2e}, weight decay {decay:g}"
-    logger.info("{}", text)
 
 
 def learning_rates(optimizer: Optimizer) -> dict[str, float]:

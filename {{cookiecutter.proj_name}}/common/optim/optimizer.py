@@ -5,6 +5,7 @@ from operator import methodcaller
 from typing import Any
 
 import torch
+from loguru import logger
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -17,7 +18,6 @@ from common.distributed.collectives import is_sharded
 from common.optim.groups import (
     Group,
     OptimizerConfig,
-    log_groups,
     needs_closure,
     optimizer_class,
     parameter_groups,
@@ -58,7 +58,12 @@ def build_optimizer(
     if needs_closure(optimizer) and any(map(is_sharded, parameters_of(optimizer))):
         raise UserError(f"optim.optim_type {config.optim_type} needs whole gradients: use dist.strategy ddp")
     if len(optimizer.param_groups) > 1:
-        log_groups(optimizer.param_groups)
+        text = f"{len(optimizer.param_groups)} parameter groups:"
+        for group in optimizer.param_groups:
+            numbers = sum(parameter.numel() for parameter in group["params"])
+            decay = group.get("weight_decay", 0.0)
+            text += f"\n  {group['name']}: {numbers:,} parameters, lr {group['lr']:.2e}, weight decay {decay:g}"
+        logger.info("{}", text)
     return optimizer
 
 

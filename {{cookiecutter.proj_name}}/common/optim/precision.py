@@ -55,10 +55,6 @@ class Precision:
         self.scaler.update()
         return is_taken
 
-    def scale(self) -> float:
-        """Return what the loss is multiplied by. Waits for the device."""
-        return float(self.scaler.get_scale())
-
     def cast(self, model: nn.Module) -> nn.Module:
         """Cast the model with weights of this precision. Call it before the optimizer is built."""
         if self.mode == "fp64":

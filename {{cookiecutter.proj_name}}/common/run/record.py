@@ -136,7 +136,7 @@ def machine(device: torch.device) -> dict[str, str | int | bool]:
         "cuda": torch.version.cuda or "none",
         **gpu,
         "matmul precision": torch.get_float32_matmul_precision(),
-        "deterministic": torch.are_deterministic_algorithms_enabled(),
+        "deterministic": torch.get_deterministic_debug_mode() == 2,
     }
 
 

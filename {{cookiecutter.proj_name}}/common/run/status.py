@@ -94,7 +94,7 @@ class FolderLock:
     def release(self) -> None:
         """Unlock the folder. Safe to call twice; a file that another process has put in its place stays."""
         with suppress(OSError):
-            if not self._file.closed and self.is_in_place():
+            if self.is_in_place():
                 self.path.unlink()
         self._file.close()
 

@@ -13,7 +13,7 @@ from common.evaluation.metric import Metric, class_numbers
 class Accuracy(Metric):
     """Share of samples whose label is among the `k` most likely classes, 0..1; of pixels, for masks.
 
-    Labels that are no class, such as -100 or 255, are left out; NaN if no other is there.
+    Labels that are no class, such as -100 or 255, are left out; NaN if there are no others.
     """
 
     higher_is_better = True

@@ -13,7 +13,7 @@ class ClassificationTask(Task):
     """Predicts one of several classes for each image.
 
     A batch is a dict with `image` (B, C, H, W), float in 0..1, `label` (B,), int64, and if known, `name`, B texts.
-    Batches for predictions have no `label`. One that is no class, such as -100, is neither right nor wrong.
+    Batches for predictions have no `label`. A label that is no class, such as -100, is neither right nor wrong.
     """
 
     def output(self, batch: dict[str, Any]) -> dict[str, Tensor]:

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from common.base.files import warn_on_oserror, write_text
+from common.base.files import PROJECT, warn_on_oserror, write_text
 from common.run.record import is_copy
 from common.run_context import RunContext
 from common.trainer import Trainer
@@ -52,7 +52,7 @@ def write_job_script(run: RunContext) -> None:
     """Write `job.sh` to the folder of a run, unless it has one."""
     if run.folder is None or run.paths.job_file.exists():
         return
-    script = job_script(run.paths.root, run.project, run.folder.record, run.config.gpu_ids not in (-1, [-1]))
+    script = job_script(run.paths.root, PROJECT, run.folder.record, run.config.gpu_ids not in (-1, [-1]))
     with warn_on_oserror("job.sh"):
         write_text(run.paths.job_file, script)
         run.paths.job_file.chmod(run.paths.job_file.stat().st_mode | 0o111)
