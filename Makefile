@@ -21,7 +21,7 @@ SLOW_JOBS ?= $(shell expr 3 \* $(JOBS) / 2 2>/dev/null || echo $(JOBS))
 SLOW ?=
 
 # Slow tests start hundreds of programs: they are forked from one that has torch imported.
-FORKED = $(if $(findstring not slow,$(SLOW)),,-p warm_runs)
+FORKED = $(if $(findstring not slow,$(SLOW)),,-p warm_runs --dist worksteal)
 PYTEST = PYTHONPATH="$(CURDIR)/tests/template" "$(BIN)/python" -m pytest -q -p no:cacheprovider -p computed_once $(FORKED)
 
 # Cases of the project's slow tests that are left to `make test-full`.

@@ -95,7 +95,7 @@ def split(guide: str, heading: str) -> tuple[str, str]:
 
 @pytest.mark.parametrize(
     "project",
-    [{}, pytest.param({"custom_name": "spinlab"}, marks=pytest.mark.full)],
+    [pytest.param({}, marks=pytest.mark.full), {"custom_name": "spinlab"}],
     ids=["default", "spinlab"],
     indirect=True,
 )

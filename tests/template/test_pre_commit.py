@@ -88,6 +88,7 @@ def test_both_trees_have_the_same_hooks() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.full
 def test_the_template_is_clean(tmp_path: Path, environments: Path) -> None:
     """Everything that git has, or would have, of this folder; nothing is changed by a hook."""
     command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]

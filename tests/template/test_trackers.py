@@ -91,6 +91,7 @@ def recorded(folder: Path, event: str) -> list[tuple[int, float]]:
     return [(entry["step"], entry["values"]["loss"]) for entry in entries if entry["event"] == event]
 
 
+@pytest.mark.full
 def test_mlflow_on_the_disk(render: Render, python: Path, tmp_path: Path) -> None:
     """One run of MLflow with its parameters, curves, pictures and texts; a resume continues it, each point once."""
     root, folder = render(), tmp_path / "runs" / "digits"

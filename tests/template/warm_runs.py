@@ -22,9 +22,16 @@ OWN_PROCESSES = re.compile(
     | template/test_(?!add|check|export|leaves|update)""",
     re.VERBOSE,
 )
+# The longest tests, which would otherwise run alone at the end.
+LONG = re.compile("test_the_recipe_to_the_letter|test_the_everyday_tests_of_the_core|test_each_combination_works")
 OWN = sys.executable
 _session = ExitStack()
 _warm: list[str] = []
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with the longest tests."""
+    items.sort(key=lambda item: not LONG.match(item.name))
 
 
 @pytest.hookimpl(hookwrapper=True)

@@ -18,7 +18,8 @@ if _MISSING:
 
 _PROGRAM = Path(*sys.argv[:1])  # not a file with -c
 if _PROGRAM.is_file() and _PROGRAM.absolute().parent == Path(__file__).absolute().parents[1]:
-    # What torch's import makes, stays. Python would look through it for garbage several times: a fifth of a start.
+    # The objects that torch's import makes stay for good. To look through them for garbage, several times, takes a
+    # fifth of a start.
     gc.disable()
     importlib.import_module("torch")
     gc.freeze()

@@ -227,7 +227,7 @@ class _Pass:
 
 
 def _where(loader: EvaluationLoader, seen: _Pass) -> str:
-    """Name the samples after those of a pass, for error messages."""
+    """Say where a pass is, for error messages: the samples of its next batch."""
     done = seen.batches
     where = f"in the evaluation on {label(loader.split, loader.name)}"
     if done == len(loader.keys):

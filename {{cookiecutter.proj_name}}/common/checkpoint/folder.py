@@ -107,7 +107,7 @@ class CheckpointFolder:
                 torch.save(safe, file)
             file.flush()
             os.fsync(file.fileno())
-            for path in paths[1:]:  # hard links, before the file gets its own name
+            for path in paths[1:]:  # hard links to the temporary file, before it becomes latest.pt
                 link_file(Path(file.name), path)
         if numbered and self.keep:
             all_numbered = [path for path in self.files() if _NUMBERED.fullmatch(path.name)]

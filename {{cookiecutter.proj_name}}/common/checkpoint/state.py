@@ -169,7 +169,7 @@ class RunState:
             for name, value in mine["buffers"].items():
                 own[name].copy_(value)
         states = {**state, "user": user}
-        if _DATA in user:
+        if _DATA in user:  # it differed between ranks
             states[_DATA] = user.pop(_DATA)
         return states
 

@@ -68,7 +68,7 @@ def resolve(
     reader = Reader(with_defaults(lay_over(tree, keys, schema), schema), schema)
     values = reader.values
     warning = ""
-    while True:
+    while True:  # checked again without unknown keys of a stored config
         checker = Checker(schema, [*problems, *reader.problems], reader.origins)
         config = checker.section(schema, values)
         unknown = {}

@@ -191,14 +191,14 @@ class TrainStream(Reader):
     def epoch(self, at: Position) -> Iterator[Step]:
         """Yield the steps from `at` to the end of its epoch. Skipped samples are not read."""
         order = self.order(at.epoch)  # of all its samples: common/data/order.py
-        # The sampler is ahead of the loop, as workers read ahead. The second copy is paired with what comes back.
-        ahead, global_batches = tee(self.plan.global_batches(order, at))
+        # Two copies: the sampler is ahead of the loop, as workers read ahead.
+        for_sampler, for_loop = tee(self.plan.global_batches(order, at))
         self._keys.epoch = at.epoch
-        self._keys.global_batches = ahead
+        self._keys.global_batches = for_sampler
         batches: Iterator[Any] = read(self._loader)
         try:
             for first in batches:  # to the loader's end, so that its workers stop at once
-                global_batch = next(global_batches)
+                global_batch = next(for_loop)
                 others = islice(batches, len(global_batch.sizes) - 1)
                 yield Step([first, *others], global_batch)
         except WaitInterrupted:

@@ -48,9 +48,10 @@ class EpochOrder:
         self.size = len(self(0))
 
     def __call__(self, epoch: int) -> Indices:
-        """Shape (size,). In an epoch that repeats samples, each has a multiple of len(dataset) added to its index.
+        """Return the indices of an epoch, shape (size,).
 
-        So each occurrence has random numbers of its own.
+        Where samples repeat, each index has a multiple of len(dataset) added, so that each occurrence has random
+        numbers of its own.
         """
         if self._epoch == epoch:
             return self._latest
@@ -80,7 +81,7 @@ class EpochOrder:
         if problem:
             raise UserError(f"loader.order: {self.name} returned, for epoch {epoch + 1}, {problem}")
         order = order.astype(np.int64, copy=False)
-        if np.bincount(order).max() > 1:
+        if np.bincount(order).max() > 1:  # place i becomes order[i] + size * i: `% size` is the sample
             order = order + size * np.arange(len(order))
         self._epoch = epoch
         self._latest = order

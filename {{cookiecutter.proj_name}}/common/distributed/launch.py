@@ -68,12 +68,12 @@ class Rank:
         return f"rank {self.rank} of {self.world_size} on {self.device}"
 
 
-def is_launched(launcher: str | None, environment: Environment = os.environ) -> bool:
+def is_launched(launcher: str | None) -> bool:
     """Return whether a launcher other than our `spawn` started this process. `launcher`: from the command line.
 
     Raises the same as `read_launch`.
     """
-    rank = read_launch(environment, launcher or "auto")
+    rank = read_launch(os.environ, launcher or "auto")
     return rank is not None and rank.launcher != "spawn"
 
 

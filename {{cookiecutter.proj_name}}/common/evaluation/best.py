@@ -6,8 +6,8 @@ A resume continues the last two.
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import astuple, dataclass
-from typing import Annotated, Any, Literal
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, NamedTuple
 
 from loguru import logger
 from pydantic import Field
@@ -40,8 +40,7 @@ class EarlyStopConfig:
     """validations without a better value before the end; 0: off"""
 
 
-@dataclass(frozen=True)
-class Best:
+class Best(NamedTuple):
     """The best validation so far: its value, the optimizer step, and everything that was measured then."""
 
     value: float
@@ -86,7 +85,7 @@ class BestTracker:
 
     def state_dict(self) -> dict[str, Any]:
         return {
-            "best": self.best and list(astuple(self.best)),
+            "best": self.best and list(self.best),
             "waited": self.waited,
             "metric": self.config.metric,
             "mode": self.mode,

@@ -57,7 +57,7 @@ FailureSink = Callable[[Failure, bool], None]
 
 
 def print_failure(failure: Failure, to_terminal: bool) -> None:
-    """Print a failure; the sink where there is no log."""
+    """Print a failure: the sink as long as there is no log."""
     if not to_terminal:
         return
     text = failure.text()

@@ -33,14 +33,13 @@ from common.run.status import State, write_status
 _log = logger.opt(depth=1)
 
 AtLogLine = Callable[[Position, Timing], Mapping[str, float] | None]
-Level = Literal["TRACE", "DEBUG", "INFO", "WARNING", "ERROR"]
 
 
 @section
 class MonitorConfig:
     """Logging and metrics."""
 
-    log_level: Level = "INFO"
+    log_level: Literal["TRACE", "DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
     """lowest level of log records that are kept"""
     smooth: Annotated[int, Field(ge=1)] = 20
     """steps over which the log line's losses are averaged"""
