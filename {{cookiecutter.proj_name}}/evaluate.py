@@ -87,6 +87,8 @@ def read_config(argv: list[str]) -> Resolved[EvalConfig]:
 def evaluate(config: EvalConfig, path: Path, folder: Path, rank: Rank) -> str:
     """Build the parts that the config names, evaluate, and write the files. Returns the report; "" on other ranks."""
     setup_log(config.monitor.log_level, rank=rank.rank)
+    if rank.is_main:
+        folder.mkdir(parents=True, exist_ok=True)  # what cannot be written is known before the evaluation
     trained = load_task(config, path, read_checkpoint(path), rank)
     loaders = build_evaluation(config, config.split, rank)
     data = {label(part.split, part.name): part.dataset for part in loaders}

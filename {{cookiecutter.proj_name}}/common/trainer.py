@@ -74,7 +74,6 @@ class Trainer:
         self.paths = run.paths
         self.monitor = run.monitor
         self.stop_signals = StopSignals(self.rank)
-        stop_waiting_when(self.stop_signals.stops_waiting)
 
         self.built = built
         self.task = built.task
@@ -187,6 +186,7 @@ class Trainer:
             self.evaluator.sanity_check(self.val, needs_loss=best_is_a_loss)
             self.evaluator.sanity_check(self.evaluation)
             self.state.layout.begin()  # raises if the sanity checks have made parameters or buffers
+            stop_waiting_when(self.stop_signals.stops_waiting)
             if self.config.progress.init_eval and self.saver.saved_step is None:  # not on a resume
                 self.evaluate("eval")
             self.run_pending()

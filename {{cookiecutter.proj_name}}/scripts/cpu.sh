@@ -5,6 +5,8 @@ cd -- "$(dirname -- "$0")/.."
 
 case " $* " in
 *" --config"* | *" -c "*) ;;
+*" --resume auto "* | *" --resume=auto "*) set -- --config configs/default.yaml "$@" ;;
+*" --resume"*) ;; # the run has its config
 *) set -- --config configs/default.yaml "$@" ;;
 esac
 exec "${PYTHON:-python}" train.py --gpu_ids -1 "$@"

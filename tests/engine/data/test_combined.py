@@ -32,6 +32,29 @@ def test_what_cannot_be_combined(section: dict[str, Any], words: str) -> None:
     assert words in str(error.value)
 
 
+class WithMethod:
+    """Its targets are a method; those of `numbers` an attribute."""
+
+    def __init__(self, data_dir: Path, mode: str) -> None: ...
+
+    def __len__(self) -> int:
+        return 2
+
+    def __getitem__(self, index: int) -> int:
+        return index
+
+    def targets(self) -> list[int]:
+        return [7, 8]
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_targets_by_attribute_and_by_method(first: bool) -> None:
+    sets = [numbers(0), {"type": f"{__name__}.WithMethod"}]
+    data: Any = build({"type": "Concat", "sets": sets if first else sets[::-1]})
+    found = [int(target) for target in data.targets()]
+    assert found[-2:] == [7, 8] if first else found[:2] == [7, 8]
+
+
 def test_mistakes_in_nested_sections_name_their_place(error_of: ErrorOf, tmp_path: Path) -> None:
     """All at once, with the file and line, as those of any section."""
     config = tmp_path / "mine.yaml"

@@ -216,12 +216,9 @@ class Numbers:
         return iter(self.own)
 
 
-@pytest.mark.parametrize("drop_last", [False, True])
-def test_a_step_of_uneven_shares_is_the_mean_over_its_samples(monkeypatch: pytest.MonkeyPatch, drop_last: bool) -> None:
-    """Two ranks in two threads. The one that has no records left takes part with its first batch, and weight 0."""
-    barrier, values = threading.Barrier(2, timeout=10), [None, None]
-    steps: list[list[Step]] = [[], []]
-    config: Any = SimpleNamespace(
+def settings(*, drop_last: bool = False) -> Any:
+    """What a stream needs of a config."""
+    return SimpleNamespace(
         batch_size=2,
         num_workers=0,
         loader=LoaderConfig(drop_last=drop_last),
@@ -229,6 +226,22 @@ def test_a_step_of_uneven_shares_is_the_mean_over_its_samples(monkeypatch: pytes
         debug=SimpleNamespace(max_samples=0),
         dist=SimpleNamespace(random_seed=0),
     )
+
+
+def test_a_position_that_was_restored_is_saved_again() -> None:
+    """A run may be saved before its first step: after an evaluation that it owed."""
+    resumed = IterableStream(StatefulStream(Path(), "train"), settings(), Rank())
+    saved = {"states": [{"dataset": {"at": 4}, "sample": 4, "ended": False}]}
+    resumed.load_state_dict(saved)
+    assert resumed.state_dict() == saved
+
+
+@pytest.mark.parametrize("drop_last", [False, True])
+def test_a_step_of_uneven_shares_is_the_mean_over_its_samples(monkeypatch: pytest.MonkeyPatch, drop_last: bool) -> None:
+    """Two ranks in two threads. The one that has no records left takes part with its first batch, and weight 0."""
+    barrier, values = threading.Barrier(2, timeout=10), [None, None]
+    steps: list[list[Step]] = [[], []]
+    config = settings(drop_last=drop_last)
 
     def gather(value: Any, rank: Rank) -> list[Any]:
         values[rank.rank] = value

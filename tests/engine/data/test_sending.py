@@ -1,5 +1,6 @@
 """Workers that cannot send a batch, and batches that never come: the run ends, with a reason."""
 
+import multiprocessing
 import os
 import resource
 import signal
@@ -7,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +67,20 @@ class Late(Digits):
         return super().__getitem__(index)
 
 
+class StuckStream:
+    """The same, which can only be read in order."""
+
+    def __init__(self, data_dir: Path, mode: str) -> None:
+        self.digits = Digits(data_dir, mode)
+
+    def __iter__(self) -> Iterator[Any]:
+        for index in range(160):
+            if index == 77 and multiprocessing.parent_process() is not None:
+                Path(os.environ["STUCK"]).touch()
+                time.sleep(1000)
+            yield self.digits[index]
+
+
 def wait_no_longer() -> None:
     signals._WAIT_FOR_BATCH_S = 1.0
 
@@ -115,12 +131,13 @@ def test_a_signal_while_other_processes_wait_for_the_batch(runs: Runs, late: str
 
 
 @pytest.mark.slow
-def test_a_signal_while_a_batch_does_not_come(runs: Runs) -> None:
+@pytest.mark.parametrize("kind", ["Stuck", "StuckStream"])
+def test_a_signal_while_a_batch_does_not_come(runs: Runs, kind: str) -> None:
     """The run is saved after its last step, and can be resumed."""
     words = [
         sys.executable,
         "train.py",
-        *runs.words("--dataset.train", f"{{type: {__name__}.Stuck}}", "--num_workers", "1"),
+        *runs.words("--dataset.train", f"{{type: {__name__}.{kind}}}", "--num_workers", "1"),
     ]
     file = runs.root / "stuck"
     child = subprocess.Popen(

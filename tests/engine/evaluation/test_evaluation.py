@@ -87,6 +87,9 @@ def test_a_loss_of_some_batches_only() -> None:
     sums.add({"loss": torch.tensor(1.0), "rare": torch.tensor(3.0)}, 1, 1)
     sums.add({"loss": torch.tensor(3.0)}, 3, 3)
     assert sums.means(Rank()) == ({"loss": 2.5, "rare": 3.0}, 4)
+    sums = LossSums()
+    sums.add({"loss": torch.tensor(math.nan)}, 3, 0)
+    assert math.isnan(sums.means(Rank())[0]["loss"])  # 0 would be the best
 
 
 def test_losses_are_read_in_one_transfer(monkeypatch: pytest.MonkeyPatch) -> None:

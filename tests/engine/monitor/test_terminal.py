@@ -161,7 +161,8 @@ def breaks(trainer: Trainer) -> None:
 @pytest.mark.parametrize("processes", ["1", "2"])
 def test_a_failure_fits_the_terminal_and_says_how_to_continue(short: Runs, processes: str) -> None:
     """Its level is a word; the command that resumes the run can be pasted, whatever the run is called."""
-    words = short.words("--plugins", f"[{__name__}:breaks]", "--dist.processes", processes, name="my run")
+    given = ["--plugins", f"[{__name__}:breaks]", "--dist.processes", processes, "--checkpoint.background", "false"]
+    words = short.words(*given, name="my run")
     shown = in_terminal([sys.executable, "train.py", *words], 90)
     assert shown.code == 1, shown.text
     assert not [line for line in shown.lines if line.count("=") > 20 and len(line) > 90]

@@ -105,6 +105,15 @@ def test_a_folder_with_checkpoints_is_moved_too(project):
     assert (moved / "checkpoints/best.pt").read_text() == "mine"
 
 
+def test_the_status_before_a_refused_resume_is_no_news(runs: Runs) -> None:
+    """Slurm's script and the sweep would take a status that is newer than their start for that of this attempt."""
+    folder = runs.train()
+    status = folder / "status.json"
+    before = status.read_text()
+    assert runs.fail("--resume", "auto", "--optim.lr", "0.5") == 2
+    assert status.read_text() == before and status.stat().st_mtime == 0
+
+
 def test_a_run_that_is_refused_keeps_the_earlier_one(runs: Runs) -> None:
     """Its mistake is found before the first step, but after the earlier run was moved, where it stays complete."""
     folder = runs.train()

@@ -18,7 +18,7 @@ from common.config.registry import COLLATE_REGISTRY, ORDER_REGISTRY, Registered
 from common.data.keyed import BatchKey, KeyedBatches, SizedDataset, find_collate
 from common.data.order import EpochOrder, EpochPlan, GlobalBatch
 from common.data.view import kind_of
-from common.data.workers import Loaded, WaitInterrupted, end_workers, read, set_up_worker
+from common.data.workers import Loaded, end_workers, read, set_up_worker, until_signal
 from common.distributed import Rank, has_streams
 from common.progress import Position
 
@@ -196,14 +196,11 @@ class TrainStream(Reader):
         self._keys.epoch = at.epoch
         self._keys.global_batches = for_sampler
         batches: Iterator[Any] = read(self._loader)
-        try:
+        with until_signal(is_alone=self.plan.world_size == 1):
             for first in batches:  # to the loader's end, so that its workers stop at once
                 global_batch = next(for_loop)
                 others = islice(batches, len(global_batch.sizes) - 1)
                 yield Step([first, *others], global_batch)
-        except WaitInterrupted:
-            if self.plan.world_size > 1:  # others wait for this process
-                raise
 
 
 def refuse_lost_state(dataset: Any, worker: int) -> None:

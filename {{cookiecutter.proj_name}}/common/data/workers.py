@@ -58,6 +58,16 @@ def stop_waiting_when(is_time: Callable[[], bool]) -> None:
     _stops_waiting[:] = [is_time]
 
 
+@contextmanager
+def until_signal(*, is_alone: bool) -> Iterator[None]:
+    """End the block if a signal stops the run while a batch is waited for; not if other processes wait for this one."""
+    try:
+        yield
+    except WaitInterrupted:
+        if not is_alone:
+            raise
+
+
 def start_reading(loader: DataLoader[Any]) -> Iterator[Any]:
     """Start reading `loader`. Its workers, and Python's helper processes, start with the trainer's signals blocked.
 

@@ -201,5 +201,7 @@ class LossSums:
             added = sum(values)
             if all(map(math.isfinite, values)):
                 added = math.fsum(values)
-            means[name] = added / max(totals[name], 1)
+            means[name] = math.nan
+            if totals[name]:
+                means[name] = added / totals[name]
         return means, all_samples

@@ -1,6 +1,7 @@
 """Open a run: lock its folder, move an earlier run away, and record how the run was started."""
 
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -42,6 +43,7 @@ class OpenRun:
             (self.folder.root / self.record["config"]).unlink(missing_ok=True)
         for file, text in self.before.items():
             write_text(file, text)
+            os.utime(file, (0, 0))  # it is not the status of this attempt: tools/slurm, tools/sweep
 
     def close(self) -> None:
         """Unlock the folder. Safe to call twice."""

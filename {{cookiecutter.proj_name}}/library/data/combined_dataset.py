@@ -55,8 +55,8 @@ class _Combined:
         values = [getattr(part, name) for part in self.sets]  # AttributeError: one of them has none
         if name not in _PER_SAMPLE:
             return values[0]
-        if callable(values[0]):
-            return lambda: self._in_order([method() for method in values])
+        if any(map(callable, values)):
+            return lambda: self._in_order([value() if callable(value) else value for value in values])
         return self._in_order(values)
 
     def _state_dict(self) -> dict[str, Any]:

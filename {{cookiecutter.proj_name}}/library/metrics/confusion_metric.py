@@ -50,4 +50,4 @@ class ConfusionMatrix(Metric):
 
 def _mean(values: list[float]) -> float:
     known = [value for value in values if not math.isnan(value)]
-    return math.fsum(known) / len(known)
+    return math.fsum(known) / len(known) if known else math.nan

@@ -26,13 +26,14 @@ class CurveMetric(GatheredMetric):
     def results(self, output: dict[str, Tensor], batch: dict[str, Tensor]) -> Results:
         """Reads `probabilities` (B, classes) and `label` (B,). Labels that are no class, such as -100, are left out."""
         labels = class_numbers(batch["label"], output["probabilities"])
-        return {"probabilities": output["probabilities"][labels >= 0], "label": labels[labels >= 0]}
+        return {"probabilities": output["probabilities"], "label": labels}
 
     def compute(self, results: Results) -> float:
         from sklearn import metrics
 
-        probabilities = results["probabilities"].double().numpy()
-        label = results["label"].numpy()
+        known = results["label"] >= 0
+        probabilities = results["probabilities"][known].double().numpy()
+        label = results["label"][known].numpy()
         areas = []
         for number, scores in enumerate(probabilities.T):
             inside = label == number

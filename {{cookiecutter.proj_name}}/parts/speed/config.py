@@ -7,6 +7,8 @@ from pydantic import Field
 
 from common.config import section
 
+SAFE = ("speed.*",)
+
 
 @section
 class SpeedConfig:

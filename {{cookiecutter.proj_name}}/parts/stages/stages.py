@@ -48,7 +48,8 @@ def stage_layers(config: Any, number: int) -> tuple[dict[str, Any], dict[str, An
     below = values["optim"]
     if optim.get("optim_type", below["optim_type"]) != below["optim_type"]:
         below["args"] = {}  # those of another optimizer
-    if optim.get("lr_scheduler", {}).get("type", below["lr_scheduler"]["type"]) != below["lr_scheduler"]["type"]:
+    schedule, kind = optim.get("lr_scheduler"), below["lr_scheduler"]["type"]
+    if isinstance(schedule, dict) and schedule.get("type", kind) != kind:
         below["lr_scheduler"]["args"] = {}
     freeze = {"freeze": [*config.prepare.freeze, *(stage.freeze or [])]}
     over = {"optim": optim, "loss": stage.loss, "prepare": freeze}
@@ -208,7 +209,8 @@ class Stages(WholeRun):
             None if end is None else end - start,
             self._steps_per_epoch,
             mode=self._run.best_mode,
-            cut=self._run.debug.debug_mode or end == self._run.progress.max_steps,
+            # After a plateau nobody could know the length.
+            cut=self._run.debug.debug_mode or end == self._run.progress.max_steps or None in self._ends[: self.number],
         )
 
     def resume(self, trainer: "Trainer", state: Mapping[str, Any]) -> None:

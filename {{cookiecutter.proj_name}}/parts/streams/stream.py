@@ -18,7 +18,7 @@ from common.data.keyed import find_collate, make_batch, set_epoch
 from common.data.loader import Step, TrainStream, make_loader, refuse_lost_state
 from common.data.order import GlobalBatch
 from common.data.view import kind_of
-from common.data.workers import read
+from common.data.workers import read, until_signal
 from common.distributed import Rank, gather_objects, max_over_ranks
 from common.distributed.seed import mix, random_state_unchanged, seed_all
 from common.progress import Position
@@ -234,21 +234,25 @@ class IterableStream(TrainStream):
         if again:
             logger.warning("the dataset cannot restore its position: reading {} steps again to reach it", again)
         steps = islice(self._steps(at), again, None)
-        # One step is read ahead to detect the last one; a checkpoint holds the state from before that read.
-        for current, ahead in ((step, step) for step in steps) if self.is_in_step else pairwise(steps):
-            if not current.total:
-                raise UserError(_TOO_SHORT.format(kind_of(self.dataset), at.sample, self.epoch_size))
-            sample = at.sample + self.samples_per_step
-            is_last = sample // self.samples_per_step == self.steps_per_epoch if self.is_in_step else not ahead.total
-            at = Position(at.step + 1, at.epoch + is_last, 0 if is_last else sample, self.epoch_size)
-            self._state = {**(ahead if ahead.state["ended"] else current).state, "sample": at.sample}
-            sizes = [batch.size for batch in current.batches]
-            weights = [size * self.rank.world_size / current.total for size in sizes]
-            yield Step([micro.batch for micro in current.batches], GlobalBatch([], weights, sizes, current.total, at))
-            if is_last:
-                return
-        if at == before:
-            raise self._no_samples(at.epoch)
+        with until_signal(is_alone=self.rank.is_single_process):
+            # One step is read ahead to detect the last one; a checkpoint holds the state from before that read.
+            for current, ahead in ((step, step) for step in steps) if self.is_in_step else pairwise(steps):
+                if not current.total:
+                    raise UserError(_TOO_SHORT.format(kind_of(self.dataset), at.sample, self.epoch_size))
+                sample = at.sample + self.samples_per_step
+                is_last = not ahead.total
+                if self.is_in_step:
+                    is_last = sample // self.samples_per_step == self.steps_per_epoch
+                at = Position(at.step + 1, at.epoch + is_last, 0 if is_last else sample, self.epoch_size)
+                self._state = {**(ahead if ahead.state["ended"] else current).state, "sample": at.sample}
+                sizes = [batch.size for batch in current.batches]
+                weights = [size * self.rank.world_size / current.total for size in sizes]
+                global_batch = GlobalBatch([], weights, sizes, current.total, at)
+                yield Step([micro.batch for micro in current.batches], global_batch)
+                if is_last:
+                    return
+            if at == before:
+                raise self._no_samples(at.epoch)
 
     def _steps(self, at: Position) -> Iterator[_Read]:
         """Yield the data of each step from `at` to the end of the epoch, and of a last one that has none."""
@@ -306,3 +310,4 @@ class IterableStream(TrainStream):
                 f"checkpoint was saved inside an epoch, so resume it with as many, not {self.rank.world_size}"
             )
         self._start = states[self.rank.rank if self.batches.shares else 0]
+        self._state = deepcopy(self._start)  # a run may be saved again before its first step

@@ -24,7 +24,8 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--only", nargs="+", choices=names, default=names, metavar="NAME", help=", ".join(names))
     options, words = parser.parse_known_args(argv)
     setup_log()
-    config = parse(Config, with_config_of_run(words), prog="python -m tools.check").config
+    words = with_config_of_run(words)
+    config = parse(Config, words, prog="python -m tools.check").config
     chosen = [check for check in CHECKS if check.name in options.only]
     width = max(len(check.title) for check in chosen)
     code = 0

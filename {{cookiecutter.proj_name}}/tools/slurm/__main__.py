@@ -114,7 +114,7 @@ def gpus_per_node(gpu_ids: GpuIds, asked: int | None, typed: bool) -> int:
         UserError: the two contradict each other on the command line, or neither gives a number.
     """
     if isinstance(gpu_ids, str):  # all, mps
-        if not asked:
+        if asked is None:
             raise UserError(
                 f"gpu_ids: {gpu_ids} does not say how many GPUs to ask Slurm for; add --slurm.gpus N, for each node"
             )
@@ -175,7 +175,8 @@ def prepare(job: Path, configs: Mapping[int | None, Mapping[str, Any]], folder: 
     data = Path(next(iter(configs.values()))["dir"]["data_dir"])
     try:
         folder.root.parent.mkdir(exist_ok=True)
-        snapshot(PROJECT, job / "code", [folder.root.parent, data, PROJECT / "experiments", PROJECT / "data"])
+        others = [each for each in (folder.root.parent, data) if not PROJECT.is_relative_to(each)]
+        snapshot(PROJECT, job / "code", [*others, PROJECT / "experiments", PROJECT / "data"])
         for task, values in configs.items():
             name = "config.yaml"
             if task is not None:

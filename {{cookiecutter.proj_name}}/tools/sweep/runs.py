@@ -79,8 +79,9 @@ class SweepFolder:
         """Remove the folder of a run that ended before its first checkpoint: there is nothing to resume."""
         run = self.run(trial)
         if run.root.is_dir() and not any(run.checkpoints.glob("*.pt")):
-            FolderLock.take(run.lock_file).release()  # raises an error if it is in use
-            shutil.rmtree(run.root)
+            with suppress(UserError):  # in use: train.py will say so
+                FolderLock.take(run.lock_file).release()
+                shutil.rmtree(run.root, ignore_errors=True)
 
     def show(self) -> int:
         """Print the table of the runs. Returns the exit code: 1 if one did not finish."""
