@@ -26,8 +26,6 @@ from cli.command_line import parse
 from cli.program import EvalConfig, entered, with_default_launch
 from cli.trained import load_task
 
-_NO_CHECKPOINT = "model_pt: which checkpoint? python evaluate.py --model_pt experiments/<name>/checkpoints/best.pt"
-
 
 def eval_dir(config: DirConfig, checkpoint: Path, split: str, project: Path) -> Path:
     """Return the output folder for a checkpoint and a split; splits other than eval get their own folder."""
@@ -45,7 +43,9 @@ def main(argv: list[str]) -> int:
     resolved = read_config(argv)
     config = resolved.config
     if config.model_pt is None:
-        raise UserError(_NO_CHECKPOINT)
+        raise UserError(
+            "model_pt: which checkpoint? python evaluate.py --model_pt experiments/<name>/checkpoints/best.pt"
+        )
     code = distributed.spawn(config.gpu_ids, config.dist, [__file__, *argv])
     if code is not None:  # this process only started the ones that evaluate
         return code
@@ -87,14 +87,14 @@ def read_config(argv: list[str]) -> Resolved[EvalConfig]:
 def evaluate(config: EvalConfig, path: Path, folder: Path, rank: Rank) -> str:
     """Build the parts that the config names, evaluate, and write the files. Returns the report; "" on other ranks."""
     setup_log(config.monitor.log_level, rank=rank.rank)
-    if rank.is_main:
-        folder.mkdir(parents=True, exist_ok=True)  # what cannot be written is known before the evaluation
     trained = load_task(config, path, read_checkpoint(path), rank)
     loaders = build_evaluation(config, config.split, rank)
     data = {label(part.split, part.name): part.dataset for part in loaders}
     trained.task.classes = check_classes(config.model, {"train": trained.task, **data})
     if not loaders:
         raise UserError(f"dataset.{config.split} is null in this config, so there is nothing to evaluate on")
+    if rank.is_main:
+        folder.mkdir(parents=True, exist_ok=True)  # what cannot be written is known before the evaluation
     evaluator = Evaluator(trained.task, rank, trained.precision, fill("pictures", "gallery", None, config))
     result = evaluator.run(loaders)
     for loader in loaders:

@@ -20,7 +20,7 @@ def commands(target: str) -> list[str]:
 @pytest.mark.full
 @pytest.mark.parametrize("number", range(4))
 def test_a_tier_finds_its_tests(number: int) -> None:
-    """An expression with a marker that nobody registered ends pytest, here before an hour of other tests."""
+    """An unregistered marker in an expression ends pytest, here before an hour of other tests."""
     command = commands("test-full")[-4:][number]
     for path in {word for word in shlex.split(command) if word.endswith("/python")}:
         command = command.replace(path, sys.executable)

@@ -74,6 +74,7 @@ class Trainer:
         self.paths = run.paths
         self.monitor = run.monitor
         self.stop_signals = StopSignals(self.rank)
+        stop_waiting_when(lambda: False)  # another run of this process may have been stopped
 
         self.built = built
         self.task = built.task

@@ -191,7 +191,7 @@ def accept_changes(saved: State, state: RunState, schema: type, allowed: bool) -
         accepted += _BATCH
     breaking = [change for change in changed if not change.matches(accepted)]
     keys = [change.key for change in breaking]
-    if state.rank.restarted and keys == [_STEP]:  # a launcher may go on with another number of processes
+    if state.rank.restarted and keys == [_STEP]:  # a launcher may restart with another number of processes
         allowed = True
     if breaking and not allowed:
         lines = _lines(breaking)

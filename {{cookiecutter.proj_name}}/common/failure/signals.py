@@ -110,7 +110,7 @@ class StopSignals:
         logger.warning("{}: stopping after this step, then saving{}", signal.Signals(number).name, again)
 
     def stops_waiting(self) -> bool:
-        """Return whether to wait for a batch no longer. A rank alone can stop at once: nobody needs its next step."""
+        """Return whether to wait for a batch no longer. A rank alone can stop at once: no other needs its step."""
         waits_for_others = not self._is_alone and time.monotonic() < self._noted_at + _WAIT_FOR_BATCH_S
         return bool(self.signal) and not waits_for_others
 

@@ -209,7 +209,7 @@ class Stages(WholeRun):
             None if end is None else end - start,
             self._steps_per_epoch,
             mode=self._run.best_mode,
-            # After a plateau nobody could know the length.
+            # After a plateau the length was unknown before.
             cut=self._run.debug.debug_mode or end == self._run.progress.max_steps or None in self._ends[: self.number],
         )
 
