@@ -74,7 +74,7 @@ class Trainer:
         self.paths = run.paths
         self.monitor = run.monitor
         self.stop_signals = StopSignals(self.rank)
-        stop_waiting_when(lambda: False)  # another run of this process may have been stopped
+        stop_waiting_when(lambda: 0)  # another run of this process may have been stopped
 
         self.built = built
         self.task = built.task

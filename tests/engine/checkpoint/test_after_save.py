@@ -12,11 +12,14 @@ import pytest
 
 from common.checkpoint.file import read_checkpoint
 from common.checkpoint.folder import CheckpointFolder
+from common.run.paths import RunPaths
+from common.run.status import read_status
 import train
 from parts.after_save import calls
 from parts.after_save.calls import AfterSave, Saved
 from tests.checkpoint.test_checkpoint import state
 from tests.conftest import PROJECT, Runs
+from tests.ranks import start_ranks
 from tools.record import run as record
 
 HERE = "engine.checkpoint.test_after_save"
@@ -123,6 +126,18 @@ def test_the_last_checkpoint_before_a_preemption_is_handed_over(runs: Runs) -> N
     assert train.main(runs.words("--checkpoint.after_save", f"['{HERE}:upload']")) == 128 + signal.SIGTERM
     newest = read_checkpoint(runs.root / "run" / "checkpoints" / "latest.pt")["position"]["step"]
     assert ("latest.pt", newest, 1.0) in CALLS
+
+
+def take_long(saved: Saved) -> None:
+    time.sleep(5)
+
+
+@pytest.mark.slow
+def test_other_processes_wait_for_an_upload(runs: Runs) -> None:
+    """At the end of training, longer than for anything else."""
+    words = runs.words("--checkpoint.after_save", f"['{HERE}:take_long']", "--dist.timeout", "3")
+    assert start_ranks(runs.root, 2, words).codes == [0, 0]
+    assert read_status(RunPaths(runs.root / "run"))["state"] == "finished"
 
 
 @pytest.mark.slow

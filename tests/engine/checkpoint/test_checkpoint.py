@@ -387,7 +387,7 @@ def test_a_run_does_not_end_well_without_its_last_save(tmp_path: Path) -> None:
     saver = Saver(CheckpointFolder(tmp_path / "file"), CheckpointConfig(), Rank())
     saver.save(state(1))
     with pytest.raises(UserError, match="the last checkpoint could not be written"):
-        saver.finish()
+        saver.finish(lambda: 0)
 
 
 def test_the_copy_is_of_the_moment_of_saving(tmp_path: Path) -> None:
@@ -398,7 +398,7 @@ def test_the_copy_is_of_the_moment_of_saving(tmp_path: Path) -> None:
         weight.fill_(step)
         saver.save({"format": 1, "model": {"a": weight, "b": weight}, "position": {"step": step}})
         weight.fill_(-1)
-    saver.finish()
+    saver.finish(lambda: 0)
     saved = read_checkpoint(tmp_path / "latest.pt")["model"]
     assert (saved["a"] == 2).all()
     assert saved["a"].data_ptr() == saved["b"].data_ptr()

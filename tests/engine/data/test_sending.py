@@ -127,7 +127,7 @@ def test_a_signal_while_other_processes_wait_for_the_batch(runs: Runs, late: str
     ended = start_ranks(runs.root, 2, words, environment={"LATE": late}, setup=setup)
     assert code in ended.codes and 0 not in ended.codes, ended.texts
     assert (runs.root / "run" / "checkpoints" / "latest.pt").exists() == (code == EXIT_REQUEUE)
-    assert ("no batch has come since" in "".join(ended.texts)) == (code == 2)
+    assert ("SIGUSR1 ends the run, but no batch has come since" in "".join(ended.texts)) == (code == 2)
 
 
 @pytest.mark.slow

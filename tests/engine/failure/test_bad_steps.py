@@ -157,6 +157,18 @@ def test_nothing_to_go_back_to(runs: Runs) -> None:
     assert said in (folder / "train.log").read_text()
 
 
+@pytest.mark.slow
+def test_nothing_to_go_back_to_after_a_signal(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was saved for the signal is none of the planned checkpoints."""
+    words = [*DATA, *REWIND, "--progress.epoch_save_latest", "-1", "--progress.epoch_val", "-1"]
+    words += ["--loss", "{$REPLACE: true, ce: {type: tests.small.Signalled}}"]
+    monkeypatch.setenv("SIGNAL_AT", f"2 {signal.SIGTERM.value}")
+    assert runs.fail(*words) == 128 + signal.SIGTERM
+    monkeypatch.delenv("SIGNAL_AT")
+    assert runs.fail(*words, "--resume", "auto") == 2
+    assert "there is nothing to rewind to" in (runs.root / "run" / "train.log").read_text()
+
+
 def test_a_policy_that_is_new_to_a_run(runs: Runs) -> None:
     """A run that ended with the error may go on from its last checkpoint, which knows of no policy."""
     save = ["--progress.epoch_save_latest", "2step", "--progress.epoch_val", "-1"]

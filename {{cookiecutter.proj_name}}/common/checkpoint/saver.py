@@ -17,7 +17,7 @@ from common.base.parts import sections
 from common.checkpoint.file import State
 from common.checkpoint.folder import CheckpointFolder
 from common.config import section
-from common.distributed import Rank, has_streams
+from common.distributed import Rank, has_streams, main_first
 from common.distributed.collectives import is_sharded, local, whole
 
 
@@ -119,14 +119,15 @@ class Saver(AbstractContextManager["Saver"]):
         """
         self._executor.shutdown(wait=self.rank.is_single_process)
 
-    def finish(self, stopped_by: Callable[[], int] = lambda: 0) -> None:
+    def finish(self, stopped_by: Callable[[], int]) -> None:
         """Wait, also for the functions in `at_end`; not long if a signal, `stopped_by`, ends the run.
 
         Raises like `save`, and also if the last save failed, since the run is then incomplete.
         """
-        self.wait()
-        for function in self.at_end:
-            function(stopped_by)
+        with main_first(self.rank):  # a write, or an upload, may take longer than `dist.timeout`
+            self.wait()
+            for function in self.at_end:
+                function(stopped_by)
         if self._failed:
             raise UserError(f"the last checkpoint could not be written; {self.folder.last_good}")
 

@@ -46,16 +46,17 @@ _UNSENT = (
     "used): return fewer, larger tensors in a sample, raise the limit (ulimit -n 65536; docker run --ulimit "
     "nofile=65536), or use fewer --num_workers"
 )
-_stops_waiting: list[Callable[[], bool]] = []  # of the run, at most one
+_stop_signal: Callable[[], int] = int  # of the run; int() is 0, for none
 
 
 class WaitInterrupted(UserError):
     """A stop signal arrived while a batch was waited for, and the batch has not come since."""
 
 
-def stop_waiting_when(is_time: Callable[[], bool]) -> None:
-    """Wait for no batch once `is_time` returns True, after a signal that stops the run."""
-    _stops_waiting[:] = [is_time]
+def stop_waiting_when(stop_signal: Callable[[], int]) -> None:
+    """Wait for no batch once `stop_signal` returns the signal that stops the run; until then it returns 0."""
+    global _stop_signal
+    _stop_signal = stop_signal
 
 
 @contextmanager
@@ -156,8 +157,13 @@ def _look_for_signals(iterator: _MultiProcessingDataLoaderIter) -> None:
 
     def get_or_stop(timeout: float = _POLL_S) -> Any:
         found = get(iterator, timeout)
-        if not found[0] and any(is_time() for is_time in _stops_waiting):
-            raise WaitInterrupted("a signal ends the run, but no batch has come since: what follows latest.pt is lost")
+        if not found[0]:
+            number = _stop_signal()
+            if number:
+                name = signal.Signals(number).name
+                raise WaitInterrupted(
+                    f"{name} ends the run, but no batch has come since: what follows latest.pt is lost"
+                )
         return found
 
     vars(iterator)["_try_get_data"] = get_or_stop

@@ -109,10 +109,11 @@ class StopSignals:
             again = "; press Ctrl-C again to exit at once"
         logger.warning("{}: stopping after this step, then saving{}", signal.Signals(number).name, again)
 
-    def stops_waiting(self) -> bool:
-        """Return whether to wait for a batch no longer. A rank alone can stop at once: no other needs its step."""
-        waits_for_others = not self._is_alone and time.monotonic() < self._noted_at + _WAIT_FOR_BATCH_S
-        return bool(self.signal) and not waits_for_others
+    def stops_waiting(self) -> int:
+        """Return the signal once to wait for a batch no longer, else 0. A rank alone stops at once: none needs it."""
+        if not self._is_alone and time.monotonic() < self._noted_at + _WAIT_FOR_BATCH_S:
+            return 0
+        return self.signal
 
     def sync(self, save: bool) -> StopDecision:
         """Return whether any rank received a signal, or requests a save. Called once per step, by all ranks.

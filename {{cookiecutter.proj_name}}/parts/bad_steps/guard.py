@@ -34,7 +34,8 @@ class Guard:
     Attributes:
         strategy, monitor: of the run, defined beside this room.
         anchor: step of the checkpoint to rewind to; 0 for none. One that was saved because of a signal or the time
-            does not count: a run that was never stopped would not have it.
+            does not count: a run that was never stopped would not have it. None, with a policy that is new to a run:
+            where it resumed.
         left_out: bad steps in a row; with rewind, since the anchor.
         left_at: the last of them.
         last: loss and gradient norm of the last steps that were taken, by update.
@@ -51,7 +52,7 @@ class Guard:
         self.state = state
         self.strategy = strategy
         self.monitor = monitor
-        self.anchor = 0
+        self.anchor: int | None = 0
         self.left_out = 0
         self.left_at = -1
         self.last: dict[str, list[list[float]]] = {}
@@ -139,7 +140,9 @@ class Guard:
     def _go_back(self, why: str) -> Position:
         """Take weights and optimizer of the last planned checkpoint. Returns its position."""
         self.saver.wait()
-        anchor = self.anchor or self.monitor.start  # with a policy that is new to a run: where it resumed
+        anchor = self.anchor
+        if anchor is None:
+            anchor = self.monitor.start
         if not anchor:
             raise not_finite(f"{why}, and there is nothing to rewind to", self.saver)
         path = from_main(self._checkpoint_at(anchor), self.state.rank)  # every process
@@ -170,7 +173,7 @@ class Guard:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a saved state; that of a run without a policy is empty."""
-        self.anchor = state.get("anchor", 0)
+        self.anchor = state.get("anchor")
         self.left_out = state.get("left_out", 0)
         self.last = dict(state.get("last", {}))
 

@@ -20,9 +20,8 @@ from common.run.paths import RunPaths
 from common.run.status import read_status, write_status
 
 MAX_IDLE_RESTARTS = 3  # in a row without a newer checkpoint; another would get no further
-_REQUEUE_SIGNALS = ("SIGUSR1", "SIGUSR2")
-_KILLED_BY_THEM = (128 + 10, 128 + 12)  # the signal arrived before Python could handle it
-_TERMINATED = 128 + 15
+# Exit codes of processes that a signal killed before Python could handle it.
+_KILLED_BY = {128 + 10: "SIGUSR1", 128 + 12: "SIGUSR2", 128 + 15: "SIGTERM"}
 _PAUSES_S = (0.0, 2.0, 10.0)  # before each attempt: a busy controller may refuse at first
 _REQUEST_TIMEOUT_S = 60.0
 
@@ -39,10 +38,10 @@ def before(run: Path, starts: Path) -> bool:
         return True
     saved = max((path.stat().st_mtime_ns for path in run.glob("checkpoints/*.pt")), default=0)
     start = json.dumps({"job": job_id(), "saved": saved})
-    earlier = starts.read_text().splitlines()[-MAX_IDLE_RESTARTS:] if starts.exists() else []
     with starts.open("a") as lines:
         lines.write(start + "\n")
-    if earlier == [start] * MAX_IDLE_RESTARTS:
+    alike = MAX_IDLE_RESTARTS + 1
+    if starts.read_text().splitlines()[-alike:] == [start] * alike:
         raise SystemExit(
             f"slurm: job {job_id()} was queued again {MAX_IDLE_RESTARTS} times without saving a newer checkpoint: it is"
             " stopped here; see above why, then submit it again with --resume auto"
@@ -58,16 +57,18 @@ def after(code: int, run: Path, starts: Path) -> int:
             `status.json` decides, which the main process writes before any process ends.
     """
     status = _read_status(run, since=starts)
-    state, reason = status.get("state"), status.get("reason")
+    state, reason = status.get("state"), status.get("reason", "")
     if state == "finished":
         if code:
             _say(f"training has finished, although a process ended with {code} on its way out")
         return 0
     if state == "failed":
-        return code or 1
-    if reason in _REQUEUE_SIGNALS or code in _KILLED_BY_THEM:
-        return _requeue(f"stopped by {reason or 'a signal before it could start'}")
-    if (reason == "SIGTERM" or code == _TERMINATED) and is_preempted(job_id()):
+        code = code or 1
+    else:
+        reason = reason or _KILLED_BY.get(code, "")
+    if "SIGUSR" in reason:
+        return _requeue(f"stopped by {reason}")
+    if "SIGTERM" in reason and is_preempted(job_id()):
         return _requeue("stopped to make room for another job")
     if code and state == "running":
         write_status(RunPaths(run), "failed", step=status["step"], reason=f"the processes ended with {code}")
@@ -93,16 +94,17 @@ def _requeue(why: str) -> int:
         if is_queued:
             _say(f"{why}; job {job} is queued again and continues from there")
             return EXIT_REQUEUE
-    _say(f"{why}, and everything is saved, but job {job} could not be queued again: {answer}")
+    _say(f"{why}, but job {job} could not be queued again: {answer}")
     _say("continue with:  sh scripts/slurm.sh ... --resume auto")
     return EXIT_REQUEUE
 
 
 def _scontrol(*words: str) -> tuple[bool, str]:
     """Run `scontrol`. Returns whether it succeeded, and its output."""
-    command = ["scontrol", *words]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_REQUEST_TIMEOUT_S, check=False)
+        done = subprocess.run(
+            ["scontrol", *words], capture_output=True, text=True, timeout=_REQUEST_TIMEOUT_S, check=False
+        )
     except (OSError, subprocess.TimeoutExpired) as error:
         return False, str(error)
     return done.returncode == 0, (done.stdout + done.stderr).strip()
