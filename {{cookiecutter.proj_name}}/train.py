@@ -28,10 +28,11 @@ def main(argv: list[str]) -> int:
         return code
     with managed_run(config, resolved, command) as run, entered("explain"):
         built = build_run(config, run.rank, first_weights=run.needs_first_weights)
+        plugins = [import_path(name) for name in config.plugins]
         run.open()  # after building: an error there leaves an earlier run of this name in place
         trainer = Trainer(config, built, run)
-        for name in config.plugins:
-            import_path(name)(trainer)
+        for plugin in plugins:
+            plugin(trainer)
         trainer.restore()
         log_start(config, trainer, run)
         with entered("around", run, trainer):

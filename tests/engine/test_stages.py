@@ -1,6 +1,7 @@
 """Stages of a run, and weights of losses that change: through the config and train.py, cut and resumed anywhere."""
 
 from collections.abc import Callable
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import torch
 
 from common.base.errors import UserError, with_notes
 from common.config import ConfigError
+from common.model import fixed
 import evaluate
 import train
 from tests.conftest import CONFIG, Runs, load, metrics, same
@@ -173,6 +175,7 @@ def test_a_mistake_in_a_stage_names_its_line(runs: Runs, tmp_path: Path) -> None
         ("[{until: 4step}, {until: 0.5epoch}, {}]", "stages[1].until 0.5epoch is step 2; it must be after step 4"),
         ("[{until: 1epoch}, {freeze: [stm.*]}]", "prepare.freeze: stm.* matches none"),
         ("[{until: 1epoch}, {freeze: ['*']}]", "every parameter is frozen"),
+        ("[{until: 1epoch}, {optim: {groups: [{match: 'tpyo.*'}]}}]", "optim.groups[0].match: tpyo.* matches none"),
         (
             "[{until: 2step}, {optim: {lr_scheduler: {type: cosine, warmup: 3epoch}}}]",
             "is reached at step 8, in a warm-up of 15",
@@ -222,3 +225,20 @@ def test_an_evaluation_with_fewer_stages_is_refused(runs: Runs) -> None:
     model = str(folder / "checkpoints" / "latest.pt")
     with pytest.raises(UserError, match="in stage 2, but the config has 0 stages"):
         evaluate.main(["--model_pt", model, "--stages", "[]"])
+
+
+class Teacher(Tower):
+    """Batch norms, and a copy of them that is always in evaluation mode."""
+
+    def __init__(self) -> None:
+        super().__init__(batch=True)
+        self.teacher = fixed(deepcopy(self.layers))
+
+
+def test_a_fixed_module_stays_in_evaluation_mode(runs: Runs) -> None:
+    """A pattern that froze its norms too is no longer true in the next stage."""
+    stages = "[{until: 1epoch, freeze: ['*norm*']}, {}]"
+    folder = runs.train("--model", f"{{$REPLACE: true, type: {__name__}.Teacher}}", "--stages", stages)
+    weights = load(folder)["model"]
+    counts = {name: int(value) for name, value in weights.items() if name.endswith("num_batches_tracked")}
+    assert {"teacher" in name: count > 0 for name, count in counts.items()} == {False: True, True: False}

@@ -81,7 +81,7 @@ def test_the_samples_may_be_deleted(render: Render, tmp_path: Path, parts: str) 
 
 @pytest.mark.slow
 @pytest.mark.full
-@pytest.mark.parametrize("parts", ["schema", pytest.param("all", marks=pytest.mark.full)])
+@pytest.mark.parametrize("parts", ["schema images", pytest.param("all", marks=pytest.mark.full)])
 def test_the_loop_and_the_defaults_may_be_edited(render: Render, tmp_path: Path, parts: str) -> None:
     """Eight lines in the loop, another name, length and rate in default.yaml, and every recipe of the
     README; in a project whose package has another name. The slow tests run where the template lies."""

@@ -144,11 +144,11 @@ def follow_the_readme(project: Path, yours: Path) -> None:
         for text, path in blocks(project / page):
             (project / path).write_text(text, encoding="utf-8")
     assert (yours / "loss" / "weighted_loss.py").exists()
-    task, imported = yours / "tasks" / "classification_task.py", "from common.evaluation.loss import LossFactory"
+    task, after = yours / "tasks" / "classification_task.py", "from common.task import Task\n"
     readme = (project / "README.md").read_text(encoding="utf-8")
     recipe = re.search(r"^```python\n# in ClassificationTask, .*, with: (.*)\n((?:.|\n)*?)^```$", readme, re.MULTILINE)
     assert recipe, "the recipe to log a number"
-    edit(task, (f"{imported}\n", f"{recipe[1]}\n"))
+    edit(task, (after, f"{recipe[1]}\n{after}"))
     task.write_text(f"{task.read_text()}\n{recipe[2]}")
     (yours / "loss" / "margin_loss.py").write_text(LOSS)
     keys = (project / "docs" / "config.md").read_text(encoding="utf-8")
@@ -171,7 +171,7 @@ def follow_the_readme(project: Path, yours: Path) -> None:
     )
     run(project, sys.executable, "-m", "ruff", "check", "--fix", "-q", "--no-cache", yours.name)
     run(project, sys.executable, "-m", "tools.schema")
-    edit(task, ("({probability:.0%})", "({probability:.1%})"))
+    edit(task, (".softmax(dim=1)", ".softmax(dim=-1)"))
     edit(project / "configs" / "default.yaml", ("  epoch: 40 ", "  epoch: 12 "), ("  lr: 0.001 ", "  lr: 3e-3 "))
 
 

@@ -59,8 +59,10 @@ def with_config_of_run(argv: Sequence[str]) -> list[str]:
     stored = config_of_run(option_value(argv, "--resume"))
     if stored is None:
         return words
+    if not option_value(argv, "--allow_changes"):  # it was allowed once
+        words += ["--allow_changes", "false"]
     if is_launched(option_value(argv, "--dist.launcher")):
-        words = with_default_launch(argv)
+        words = with_default_launch(words)
     if not option_value(argv, "--name"):
         config = resolve(Config, [stored], words).config
         root = RunPaths.for_run(config.dir, config.name, PROJECT).root

@@ -9,6 +9,7 @@ from loguru import logger
 
 from common.base.files import PROJECT
 from common.base.text import label, number
+from common.checkpoint.file import step_of
 from common.config.problem import shown_path
 from common.config.registry import (
     DATASET_REGISTRY,
@@ -95,7 +96,10 @@ def log_end(trainer: Trainer, outcome: Outcome | None) -> None:
     lines = [f"{shown_path(trainer.paths.root)}, trained for {time}"]
     best = trainer.best.best
     if best is not None:
-        lines.append(f"best     {values(best.values, trainer)} (best.pt: step {best.step})")
+        file = ""
+        if step_of(trainer.saver.folder.best) == best.step:
+            file = "best.pt: "
+        lines.append(f"best     {values(best.values, trainer)} ({file}step {best.step})")
     last = trainer.progress.values
     if last:
         lines.append(f"last     {values(last, trainer)}")

@@ -166,7 +166,7 @@ def seeded_dataset(config: RunConfig, split: str, name: str, section: Mapping[st
     """
     full_name = label(split, name)
     set_seed(mix(config.dist.random_seed, crc32(full_name.encode())))
-    folder = data_dir(config.dir, PROJECT)
+    folder = data_dir(config.dir.data_dir, PROJECT)
     with error_context(lambda: f"in building dataset.{full_name}"):
         dataset = build_dataset(section, split, folder, limit=config.debug.max_samples)
     size = None

@@ -11,11 +11,13 @@ from loguru import logger
 
 from common.base.errors import UserError
 from common.base.files import Appender, warn_on_oserror, write_text
+from common.checkpoint.file import step_of
 from common.checkpoint.folder import CheckpointFolder, LoadedCheckpoint, find_checkpoint
 from common.checkpoint.weights import weights_path
 from common.config import Resolved, dump
 from common.distributed import Rank, barrier, find_rank, from_main
 from common.distributed.devices import set_up_process
+from common.evaluation.best import Best
 from common.failure.hub import print_failure
 from common.failure.program import distributed_run
 from common.failure.report import EXIT_INTERRUPTED, Failure, describe
@@ -136,10 +138,7 @@ class RunContext:
         barrier(rank)  # the folder exists
         self._open_log(banner)
         if self.folder is not None:
-            checkpoints = CheckpointFolder(self.paths.checkpoints)
-            checkpoints.clean()
-            if resumed is not None:
-                checkpoints.rewind_to(resumed)
+            CheckpointFolder(self.paths.checkpoints).clean()
         self.monitor = Monitor(
             config.monitor,
             rank,
@@ -151,6 +150,27 @@ class RunContext:
         rank.failure_monitor.sink = self.record_failure  # not before: the folder may be that of an earlier run
         if config.resume is not None and self.checkpoint is None:
             logger.info("resume {}: nothing was saved yet, so the run starts from the beginning", config.resume)
+
+    def begin(self, step: int, best: Best | None) -> None:
+        """Make this attempt, which has restored `step`, the latest of the run: nothing can refuse it any more.
+
+        Args:
+            best: the best validation so far.
+
+        Raises:
+            UserError: another process has saved a checkpoint meanwhile.
+        """
+        if self.folder is None or self.checkpoint is None:
+            return
+        path = self.checkpoint.path
+        checkpoints = CheckpointFolder(self.paths.checkpoints)
+        if self._resumed is not None:
+            if step_of(path) != step:
+                raise UserError(f"{path} was saved by another process while this one started: start this one again")
+            checkpoints.rewind_to(path, step)
+        if best is not None:
+            with warn_on_oserror("best.pt"):
+                checkpoints.find_best(best.step, path)
 
     def _open_log(self, banner: str) -> None:
         """Continue in the log of the run's folder, after a line with `banner` if there is a log already."""

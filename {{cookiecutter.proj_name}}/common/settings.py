@@ -25,7 +25,7 @@ from common.model import PrepareConfig
 from common.monitor.monitor import MonitorConfig
 from common.optim import OptimConfig
 from common.optim.precision import PrecisionConfig
-from common.progress import ProgressConfig
+from common.progress import Interval, ProgressConfig
 from common.run.paths import DirConfig
 
 TaskSection = Annotated[dict[str, Any], Registered(TASK_REGISTRY)]
@@ -98,9 +98,12 @@ class RunConfig:
         """Rules that involve several sections; each section checks its own keys."""
         yield from rules(self)
         yield from check_names(self.metric, self.loss or {})
-        if self.early_stop.patience and self.dataset.val is None:
-            rule = "needs dataset.val: there is no validation to compare"
-            yield Problem("early_stop.patience", self.early_stop.patience, rule)
+        if self.dataset.val is None or not Interval.parse(self.progress.epoch_val, "epoch"):
+            rule = "needs dataset.val and progress.epoch_val: there is no validation to compare"
+            if self.early_stop.patience:
+                yield Problem("early_stop.patience", self.early_stop.patience, rule)
+            if self.optim.lr_scheduler.type == "plateau":
+                yield Problem("optim.lr_scheduler.type", "plateau", rule)
         try:
             self.best_mode  # noqa: B018 - raises
         except ConfigError as error:

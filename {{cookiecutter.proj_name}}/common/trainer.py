@@ -175,6 +175,7 @@ class Trainer:
     def train(self) -> Outcome:
         """Train from the current position to the end of the run, an early stop or a signal."""
         check_trained(self.task, self.parameters)  # a plugin may have changed what is trainable
+        self.run.begin(self.at.step, self.best.best)
         self.task.train()
         with (
             torch.autograd.set_detect_anomaly(self.config.debug.debug_mode),
@@ -280,8 +281,10 @@ class Trainer:
         self.monitor.evaluation("eval", self.at, result)
         if self.rank.is_main:
             with warn_on_oserror("the evaluation's folder"):  # its numbers are in metrics.jsonl too
-                folder = self.paths.eval / f"epoch_{self.at.epoch:06d}"
-                self.evaluator.write(folder, result, step=self.at.step)
+                name = f"epoch_{self.at.epoch:06d}"
+                if self.at.sample:
+                    name += f"_step_{self.at.step:08d}"
+                self.evaluator.write(self.paths.eval / name, result, step=self.at.step)
         return False
 
     def compare(self, result: SplitResult) -> bool:

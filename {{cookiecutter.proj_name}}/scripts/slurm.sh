@@ -123,6 +123,7 @@ fi
 
 prepared=$("$python" -m tools.slurm ${dry_run:+--dry-run} ${gpus:+--gpus "$gpus"} ${array:+--array "$array"} \
     ${names:+--names "$names"} -- "$@")
+prepared=$(printf '%s\n' "$prepared" | tail -n 3)  # after what modules print while they are imported
 {
     IFS= read -r run
     IFS= read -r job
@@ -130,6 +131,9 @@ prepared=$("$python" -m tools.slurm ${dry_run:+--dry-run} ${gpus:+--gpus "$gpus"
 } <<END
 $prepared
 END
+case $gpus in
+'' | *[!0-9]*) fail "tools.slurm must print the folders of the run and the job and the number of GPUs last, not: $prepared" ;;
+esac
 # If this script ends before the job is queued, for any reason, the job's folder is removed.
 [ -n "$dry_run" ] || trap 'rm -rf -- "$job"' EXIT
 trap 'exit 130' INT

@@ -314,10 +314,10 @@ def main(argv: list[str]) -> int:
     with atomic_file(target) as file, tqdm(total=len(files), unit="file", disable=None) as bar:
         for batch in predictor.run(files, pictures=options.pictures):
             for row in batch.rows:
-                line = json.dumps(plain(row), ensure_ascii=False)
-                file.write(f"{line}\n".encode(errors="backslashreplace"))
+                line = json.dumps(plain(row), ensure_ascii=False).encode(errors="backslashreplace")
+                file.write(line + b"\n")
                 if len(files) <= _SHOWN:
-                    print(line)
+                    print(line.decode())
             for number, picture in enumerate(batch.pictures):
                 stem = os.fsencode(Path(batch.rows[number]["file"]).stem)[:150]  # a name has 255 bytes
                 name = f"{done + number:06}_{stem.decode(errors='ignore')}.png"

@@ -239,7 +239,7 @@ def test_killed_before_each_operation_of_a_save(tmp_path: Path) -> None:
         found = folder.newest()
         assert found and found.path == folder.latest and found.step in (2, 3)
         folder.clean()
-        folder.rewind_to(found)
+        folder.rewind_to(found.path, found.step)
         assert not folder.previous.exists() or not folder.latest.samefile(folder.previous)
         damage(folder.latest, "bit")
         older = folder.newest()

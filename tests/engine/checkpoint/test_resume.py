@@ -1,5 +1,6 @@
 """Exact resume: a run that was cut anywhere and resumed is, to the last bit, the run that was never cut."""
 
+import os
 import re
 import signal
 import sys
@@ -9,6 +10,8 @@ import pytest
 import torch
 
 import common.step
+from common.checkpoint.file import read_checkpoint
+from common.trainer import Trainer
 import train
 from tests.checkpoint.test_resume import resumed_by
 from tests.conftest import ENVIRONMENT, Runs, copy_of_project, load, run, same
@@ -159,3 +162,33 @@ def without_settling() -> None:
 def test_without_settling_the_buckets(runs: Runs) -> None:
     """The control of the above: three ranks without the step for nothing add up in another order."""
     assert resumed_by(runs, 3, without_settling)
+
+
+def test_the_best_checkpoint_after_a_resume_from_another(runs: Runs) -> None:
+    """It is the one that the log names: of the older checkpoint itself, or of the other run."""
+    words = ["--progress.epoch", "3", "--progress.epoch_save_checkpoint", "1", "--metric", "{$REPLACE: true}"]
+    first = runs.train(*words, "--best.metric", "loss", name="first")
+    worse = ["--optim.lr", "50", "--allow_changes", "true", "--resume"]
+    folder = runs.train(*words, *worse, str(first / "checkpoints" / "step_00000010.pt"), name="other")
+    best = read_checkpoint(folder / "checkpoints" / "best.pt")["position"]["step"]
+    assert f"(best.pt: step {best})" in (folder / "train.log").read_text() and best == 10
+    runs.train(*words, *worse, str(first / "checkpoints" / "step_00000005.pt"), name="first")
+    best = read_checkpoint(first / "checkpoints" / "best.pt")["position"]["step"]
+    assert (first / "train.log").read_text().count(f"(best.pt: step {best})") == 1 and best == 5
+
+
+def test_a_checkpoint_that_was_saved_meanwhile(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a process that was about to end when this one began: it would be lost."""
+    folder = runs.train("--progress.epoch", "1")
+    later = runs.train("--progress.epoch", "2", name="later")
+    latest = folder / "checkpoints" / "latest.pt"
+    restore = Trainer.restore
+
+    def slowly(trainer: Trainer) -> None:
+        restore(trainer)
+        os.replace(later / "checkpoints" / "latest.pt", latest)
+
+    monkeypatch.setattr(Trainer, "restore", slowly)
+    assert runs.fail("--resume", "auto", "--progress.epoch", "3") == 2
+    assert read_checkpoint(latest)["position"]["step"] == 10
+    assert "was saved by another process" in (folder / "train.log").read_text()

@@ -320,6 +320,31 @@ def test_a_refused_resume_leaves_the_run_as_it_was(error_of: ErrorOf, runs: Runs
     assert train.main(["--resume", str(folder), "--progress.epoch", "2"]) == 0
 
 
+def test_a_refused_resume_from_an_older_checkpoint_undoes_nothing(error_of: ErrorOf, runs: Runs) -> None:
+    """The later checkpoints and measurements stay; so they do where a plug-in has a wrong name."""
+    folder = runs.train("--progress.epoch_save_checkpoint", "1")
+    before = {path.name: path.stat().st_ino for path in (folder / "checkpoints").iterdir()}
+    measured = (folder / "metrics.jsonl").read_text()
+    older = ["--resume", str(folder / "checkpoints" / "step_00000005.pt")]
+    assert "optim.lr" in error_of(*older, "--optim.lr", "5")
+    assert "nowhere" in error_of(*older, "--plugins", "[nowhere:x]")
+    assert {path.name: path.stat().st_ino for path in (folder / "checkpoints").iterdir()} == before
+    assert (folder / "metrics.jsonl").read_text() == measured
+    assert train.main(runs.words(*older)) == 0
+    assert (folder / "checkpoints" / "abandoned_step_00000010.pt").exists()
+    assert (folder / "metrics.jsonl").read_text() != measured
+
+
+def test_changes_are_allowed_for_one_resume(error_of: ErrorOf, runs: Runs) -> None:
+    """The run's own config, which the next resume reads, has the key too."""
+    folder = runs.train("--progress.epoch", "1")
+    more = ["--resume", str(folder), "--progress.epoch"]
+    assert train.main([*more, "2", "--optim.lr", "0.1", "--allow_changes", "true"]) == 0
+    assert train.main([*more, "3"]) == 0
+    with pytest.raises(SystemExit):
+        train.main([*more, "4", "--optim.lr", "0.2"])
+
+
 def test_a_loss_that_is_not_a_number(error_of: ErrorOf, runs: Runs) -> None:
     """Stops before a checkpoint is overwritten, names the step and the last good file."""
     loss = "{$REPLACE: true, entropy: {type: tests.small.NotANumber, after: 7}}"

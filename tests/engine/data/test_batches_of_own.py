@@ -8,11 +8,14 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils.data import default_collate
 
 from common.base.errors import UserError
+from common.data.keyed import KeyedBatches
 from common.data.order import EpochOrder
 from tests.conftest import PROJECT, Runs, load, same
 from tests.ranks import several
+from tests.samples import Digits
 
 PAGE = (PROJECT / "docs" / "data.md").read_text(encoding="utf-8")
 # The page's two files, as one module. They are registered there; here their classes are named by import path.
@@ -87,3 +90,30 @@ def test_a_dataset_that_grows_is_named() -> None:
     order = EpochOrder({"type": "shuffle"}, Growing(), 0)
     with pytest.raises(UserError, match=r"the length of Growing changed from 13 to 15 in epoch 2; it must stay"):
         order(1)
+
+
+class Drawing:
+    """A collate function that draws, of data that do not."""
+
+    def __init__(self, dataset: Any) -> None:
+        self.dataset = dataset
+
+    def __call__(self, items: list[Any]) -> Any:
+        batch = default_collate(items)
+        return {**batch, "image": batch["image"] + torch.rand(())}
+
+
+class Still(Digits):
+    random = False
+
+
+@pytest.mark.parametrize("own", [True, False])
+def test_a_collate_function_that_draws_is_seeded(own: bool) -> None:
+    """Whatever the dataset promises of itself; its own collate function keeps that promise."""
+    dataset = Still(Path(), "train")
+    batches = KeyedBatches(dataset, Drawing(dataset), seed=1)
+    if own:
+        dataset.collate = batches.collate  # type: ignore[attr-defined]
+        batches = KeyedBatches(dataset, batches.collate, seed=1)
+    first, second = (batches.__getitems__((0, [1, 2]))["image"] for _ in range(2))
+    assert torch.equal(first, second) != own

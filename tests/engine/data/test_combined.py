@@ -4,11 +4,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from common.base.errors import UserError
+from common.data.keyed import find_collate
 import train
+from library.data.mix_collate import Mixup
 from tests.conftest import ErrorOf
 from tests.data.test_combined import build, numbers
+from tests.samples import Digits
 
 DIGITS = {"type": "DigitsDataset"}
 
@@ -71,3 +75,26 @@ def test_mistakes_in_nested_sections_name_their_place(error_of: ErrorOf, tmp_pat
     assert "dataset.train.sets[2].times = 'two'" in text and "mine.yaml:9" in text
     assert "dataset.train.sets[2].set.type = 'DigitDataset'" in text and "did you mean DigitsDataset?" in text
     assert "dataset.train.sets[2].set.transforms[0].type = 'ToFlot'" in text and "did you mean ToFloat?" in text
+
+
+class Named(Digits):
+    """Has a collate function of its own, and names."""
+
+    names = ("a", "b")
+
+    def collate(self, items: list[Any]) -> Any:
+        return len(items)
+
+
+def test_what_only_the_first_set_has() -> None:
+    section = {"type": "Concat", "sets": [{"type": f"{__name__}.Named"}, {"type": "tests.samples.Digits"}]}
+    dataset = build(section)
+    assert dataset.names == ("a", "b") and find_collate(dataset, None)([1, 2]) == 2
+
+
+@pytest.mark.parametrize("label", [-100, 10])
+def test_labels_that_cannot_be_mixed(label: int) -> None:
+    data = Digits(Path(train.__file__).parent / "data", "train")
+    items = [{**data[index], "label": torch.tensor(label if index == 2 else 3)} for index in range(4)]
+    with pytest.raises(UserError, match=rf"from 0 to 9 to be mixed, not \[3, 3, {label}, 3\]"):
+        Mixup(data)(items)

@@ -5,6 +5,7 @@ import os
 import random
 import re
 import sqlite3
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,7 @@ from torch import Tensor
 
 from parts.data_check.reading import SAMPLES, chosen
 from tests.conftest import ErrorOf, Runs, load, same
+from tests.parts.data_check.test_data_check import Noisy as Unseeded
 
 HERE = "engine.data.test_reading"
 
@@ -304,3 +306,18 @@ def test_a_variable_of_onednn_is_compared(runs: Runs, monkeypatch: pytest.Monkey
     monkeypatch.setenv("ONEDNN_VERBOSE", "0")
     said = guarantee(runs.train("--resume", "auto"))
     assert "not bit-exact (environment.ONEDNN_MAX_CPU_ISA None -> SSE41)" in said and "VERBOSE" not in said
+
+
+class SlowAndNoisy(Unseeded):
+    """The two processes have time for a few samples only."""
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        time.sleep(0.03)
+        return super().__getitem__(index)
+
+
+def test_few_samples_in_the_time_are_compared_too(runs: Runs) -> None:
+    words = ["--debug.max_samples", "8", "--progress.max_steps", "1", "--batch_size", "4"]
+    folder = runs.train("--dataset.train", f"{{type: {__name__}.SlowAndNoisy}}", *words)
+    said = (folder / "train.log").read_text()
+    assert "of dataset.train twice gives two values of `image`" in said

@@ -82,6 +82,32 @@ def test_a_resume_inside_a_later_epoch(runs: Runs, name: str, worker: int) -> No
     same_after_cut(runs, "plain", *changing(name, *more))
 
 
+class Counting(Brighter):
+    """Images that become brighter with each sample that was read in the epoch."""
+
+    def set_epoch(self, epoch: int) -> None:
+        super().set_epoch(0)
+        self.count = 0
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        self.count += 1
+        self.factor = 1 + 0.01 * self.count
+        return super().__getitem__(index)
+
+    def state_dict(self) -> dict[str, int]:
+        return {"count": self.count}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.count = state["count"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("at", [8, 10])
+def test_what_an_epoch_begins_with_is_not_what_a_resume_restores(runs: Runs, at: int) -> None:
+    """Inside an epoch, and at the end of one."""
+    same_after_cut(runs, "plain", *changing("Counting"), at=at)
+
+
 @pytest.mark.slow
 def test_the_epoch_goes_through_data_sets_around_others(runs: Runs) -> None:
     """Transforms, several sets in one, and the first samples of both; with an order that needs the classes."""

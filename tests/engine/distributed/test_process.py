@@ -68,8 +68,10 @@ def test_programs_of_a_data_set(runs: Runs) -> None:
 def test_threads_are_shared(monkeypatch: pytest.MonkeyPatch) -> None:
     """The cores of a host are dealt out to its processes, unless the launcher or the user has said otherwise."""
     monkeypatch.setattr("common.distributed.devices.available_cores", lambda: 8)
-    assert [cores(count, {}) for count in (1, 2, 16)] == [8, 4, 1]
-    assert cores(4, {"SLURM_CPUS_PER_TASK": "6"}) == 6  # promised to each
+    assert [cores(Rank(local_world=count), {}) for count in (1, 2, 16)] == [8, 4, 1]
+    promised = {"SLURM_CPUS_PER_TASK": "6"}
+    assert cores(Rank(local_world=4, launcher="slurm"), promised) == 6  # promised to each
+    assert cores(Rank(local_world=4), promised) == 2  # these four are one of Slurm's tasks
     threads: list[int] = []
     monkeypatch.setattr(torch, "set_num_threads", threads.append)
     monkeypatch.setenv("OMP_NUM_THREADS", "5")

@@ -1,5 +1,6 @@
 """Which checkpoint is the best one, and which direction is better."""
 
+import json
 import math
 from typing import Any
 
@@ -81,3 +82,17 @@ def test_a_direction_that_is_not_known_or_wrong(error_of: ErrorOf, words: list[s
 def test_a_direction_that_is_known(runs: Runs, words: list[str]) -> None:
     folder = runs.train(*words, "--progress.epoch", "1")
     assert load(folder)["best"]["mode"] == ("min" if "mine.time" in words or "min" in words else "max")
+
+
+@pytest.mark.parametrize("words", [["--early_stop.patience", "2"], ["--optim.lr_scheduler.type", "plateau"]])
+@pytest.mark.parametrize("without", [["--progress.epoch_val", "-1"], ["--dataset.val", "null"]])
+def test_nothing_to_compare(error_of: ErrorOf, words: list[str], without: list[str]) -> None:
+    """Without a validation, these settings would do nothing."""
+    assert "there is no validation to compare" in error_of(*words, *without)
+
+
+def test_each_evaluation_has_a_folder(runs: Runs) -> None:
+    """Also of two in an epoch."""
+    folder = runs.train("--progress.epoch_eval", "3step", "--progress.epoch", "2")
+    found = [json.loads(file.read_text())["step"] for file in folder.glob("eval/*/metrics.json")]
+    assert sorted(found) == [3, 6, 9, 10]

@@ -608,3 +608,10 @@ def until(condition: Callable[[], bool], seconds: float) -> None:
     while not condition():
         assert time.monotonic() < end, f"it did not happen in {seconds:.0f} s"
         time.sleep(0.05)
+
+
+def test_a_file_that_is_late_is_no_rank_that_is_late() -> None:
+    """The process that reads it is the one that failed."""
+    error = RuntimeError("sample 3 of Images cannot be read: ReadTimeoutError: The read operation timed out")
+    assert not describe(error, Rank(world_size=2)).is_timeout
+    assert describe(RuntimeError("Timed out waiting 1000ms for recv"), Rank(world_size=2)).is_timeout

@@ -1,6 +1,7 @@
 """How a model is prepared for training: frozen parts, recomputed and compiled blocks, DDP and its conditions."""
 
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -9,13 +10,19 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+from torch.utils._pytree import tree_map
 
 from common.base.errors import UserError
+from common.distributed import DistConfig, Rank
+from common.model import fixed
+from common.model.prepare import PrepareConfig, prepare, recompute_in_backward
+from common.optim.precision import Precision
 from common.trainer import Trainer
 from tests.conftest import Runs, load, metrics, same
 from tests.ranks import refused, several
 from tests.resume import same_after_cut
 from tests.small import Block
+from tests.test_task import TURNS
 
 TOWER = ["--model", "{type: tests.small.Tower}", "--progress.epoch", "1"]
 BATCH_TOWER = ["--model", "{type: tests.small.Tower, batch: true}", "--progress.epoch", "1"]
@@ -279,3 +286,59 @@ def test_gradients_are_exchanged_once_a_step(runs: Runs, strategy: str) -> None:
     several(runs, 2, runs.words(*words, "--plugins", "[engine.model.test_parallel:count_exchanges]"))
     assert load(runs.root / "run")["position"]["step"] == 2
     assert [(runs.root / "run" / f"exchanges{rank}").read_bytes() for rank in (0, 1)] == [b"xx", b"xx"]
+
+
+class Tied(nn.Module):
+    """Two parts for `Turns`, of which the first has the same weight twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64))
+        self.first[1].weight = self.first[0].weight
+        self.second = nn.Linear(64, 64)
+
+
+@pytest.mark.slow
+def test_tied_weights_that_an_update_does_not_train(runs: Runs) -> None:
+    tied = {word: f"{{type: {__name__}.Tied}}" for word in TURNS if "Pair" in word}
+    words = [*(tied.get(word, word) for word in TURNS), "--progress.max_steps", "4", "--dist.timeout", "20"]
+    several(runs, 2, runs.words(*words, "--batch_size", "8"))
+    assert load(runs.root / "run")["position"]["step"] == 4
+
+
+def test_recomputation_knows_all_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of keyword arguments too: torch keeps the random generators of their devices."""
+    seen: list[Any] = []
+
+    def note(function: Any, *given: Any, **options: Any) -> Any:
+        tree_map(lambda leaf: seen.append(leaf) if isinstance(leaf, torch.Tensor) else None, given)
+        return torch.utils.checkpoint.checkpoint(function, *given, **options)
+
+    monkeypatch.setattr(sys.modules[recompute_in_backward.__module__], "checkpoint", note)
+    module = Block(4, batch=False)
+    x = torch.ones(2, 4, requires_grad=True)
+    recompute_in_backward(module)
+    module(x=x, scale=0.5).sum().backward()
+    assert len(seen) == 1 and x.grad is not None
+
+
+class Still(nn.Module):
+    """Norms of which one is fixed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norms = nn.Sequential(nn.BatchNorm1d(64), fixed(nn.BatchNorm1d(64)))
+        self.head = nn.Linear(64, 10)
+
+    def forward(self, image: torch.Tensor) -> torch.Tensor:
+        return self.head(self.norms(image.flatten(1)))
+
+
+def test_a_fixed_norm_among_synchronized_ones() -> None:
+    """These are other modules, and run on GPUs alone."""
+    task: Any = nn.Module()
+    task.model = Still()
+    prepare(task, PrepareConfig(), DistConfig(sync_bn=True), Precision(), Rank(world_size=2))
+    task.train()
+    assert [type(norm) for norm in task.model.norms] == 2 * [nn.SyncBatchNorm]
+    assert [norm.training for norm in task.model.norms] == [True, False]

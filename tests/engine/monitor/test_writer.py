@@ -97,7 +97,7 @@ def test_a_resume_leaves_no_point_twice(tmp_path):
     with path.open("a") as file:
         file.write('{"event": "train", "step": 8, "val')  # killed in the middle of a line
     time.sleep(1.1)  # TensorBoard orders files by the second in their names
-    writer = Recorder(path, WriterRun(tmp_path, id="a", resume_step=4), BOARD, attempt=2)
+    writer = Recorder(path, WriterRun(tmp_path, id="a", resume_step=4, attempt=2), BOARD)
     for step in range(5, 7):
         scalars(writer, "train", step, {"loss": float(-step)})
     writer.close()
@@ -121,7 +121,7 @@ def test_a_kill_while_the_metrics_are_cut_loses_nothing(tmp_path, monkeypatch):
 
     monkeypatch.setattr(os, "fsync", killed)
     with pytest.raises(KeyboardInterrupt):
-        Recorder(path, WriterRun(tmp_path, id="a", resume_step=0), attempt=2)
+        Recorder(path, WriterRun(tmp_path, id="a", resume_step=0, attempt=2))
     assert path.read_text() == before
 
 

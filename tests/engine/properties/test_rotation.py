@@ -155,7 +155,7 @@ class Rotation(RuleBasedStateMachine):
             self.go_on_from(LoadedCheckpoint(path, read_checkpoint(path)))
 
     def go_on_from(self, checkpoint: LoadedCheckpoint) -> None:
-        self.folder.rewind_to(checkpoint)
+        self.folder.rewind_to(checkpoint.path, checkpoint.step)
         self.step = checkpoint.step
         after = {path.name: read(path) for path in self.path.glob("*.pt")}
         assert after["latest.pt"] == self.step

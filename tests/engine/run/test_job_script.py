@@ -10,7 +10,7 @@ import pytest
 from common.run import record
 from common.run.paths import DirConfig, RunPaths
 from tests.conftest import TRAIN
-from tests.parts.job_script.test_job_script import git, one_of, open_
+from tests.parts.job_script.test_job_script import git, one_of, open_, run_job
 
 
 def test_git_state_is_recorded_and_can_be_restored(project):
@@ -76,3 +76,10 @@ def test_job_script_is_clean(project):
     (project / "train.py").write_text("")
     with closing(open_(project, rank=one_of(2, per_host=1))) as run:
         subprocess.run(["shellcheck", "--shell=sh", str(run.folder.job_file)], check=True)
+
+
+def test_a_run_with_a_launcher_of_its_own(project, tmp_path):
+    """It is repeated by the one that the script starts."""
+    with closing(open_(project)) as run:
+        called, _ = run_job(run.folder, cwd=tmp_path)
+    assert called[called.index("--dist.launcher") + 1] == "auto"

@@ -48,8 +48,8 @@ def test_paths_are_below_the_project_wherever_the_command_is_given(tmp_path, mon
     assert run.root == tmp_path / "experiments/a"
     assert (run.checkpoints, run.eval) == (run.root / "checkpoints", run.root / "eval")
     assert run.log_file(3) != run.log_file(0)
-    assert data_dir(DirConfig(), tmp_path) == tmp_path / "data"
-    assert data_dir(DirConfig(data_dir="d"), tmp_path) == tmp_path / "d"
+    assert data_dir(None, tmp_path) == tmp_path / "data"
+    assert data_dir("d", tmp_path) == tmp_path / "d"
     assert RunPaths.for_run(DirConfig(runs_dir="/scratch"), "a", tmp_path).root == Path("/scratch/a")
     assert eval_dir(DirConfig(), run.checkpoints / "best.pt", "eval", tmp_path) == run.eval / "best"
     assert eval_dir(DirConfig(), run.checkpoints / "best.pt", "val", tmp_path) == run.eval / "best_val"

@@ -1,5 +1,6 @@
 """python -m tools.bisect with real runs, and corners of what it searches in."""
 
+import math
 import signal
 import subprocess
 import sys
@@ -11,7 +12,7 @@ import pytest
 from common.base.errors import UserError
 from tests.tools.test_bisect import STEPS, Repository, recorded, search
 from tools.bisect.__main__ import main
-from tools.bisect.runs import differing_settings, last_common_step, mixed
+from tools.bisect.runs import differing_settings, last_common_step, mixed, value_at
 
 HARMLESS = [
     "--optim.weight_decay", "0.001", "--model.dropout", "0.11", "--optim.no_decay", "auto", "--optim.clip_gradients",
@@ -42,6 +43,24 @@ def test_settings_that_differ() -> None:
 def test_a_loss_that_is_not_finite_is_bad_where_that_of_bad_is() -> None:
     text = search(lambda count: float("nan") if count > STEPS + 5 else 1.0)[1]
     assert text.startswith("model.k5 0 -> 1 makes the difference: val.loss is nan with it")
+
+
+@pytest.mark.parametrize(
+    ("reason", "is_nan"),
+    [
+        ("the loss of step 6 is not a finite number (of train samples 1, 2)", True),
+        ("the gradient of step 3, of train samples 1, 2, has the norm nan, though the mean loss is finite", True),
+        ("weights are not finite numbers after step 5", True),
+        ("the gradients of the last 20 steps, to step 25, are not finite in fp16", True),
+        ("step 7 is bad, as were 2 before it: its loss is nan", True),
+        ("ValueError: no such file", False),
+    ],
+)
+def test_what_ended_as_not_finite(reason: str, is_nan: bool) -> None:
+    run = recorded({1: 3.0}).files
+    run.reason = reason
+    found = value_at(run, "val.loss", 2)
+    assert (found is not None and math.isnan(found)) == is_nan
 
 
 def test_a_short_run_is_as_long_as_both_have_measured() -> None:

@@ -1,6 +1,9 @@
 """predict.py and its Python door: what is read, how it is prepared, what is written, and what is refused."""
 
+import io
+import os
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
@@ -74,3 +77,13 @@ class Unreadable:
 def test_a_tensor_of_another_length_describes_no_sample() -> None:
     output = {"logits": torch.arange(12.0).reshape(4, 3), "anchors": torch.ones(2, 2)}
     assert describe(nn.Identity(), output, {})[1] == {"logits": [3.0, 4.0, 5.0]}
+
+
+def test_a_name_that_is_no_text(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a terminal that refuses what it cannot write."""
+    image = tmp_path / os.fsdecode(b"caf\xe9.png")
+    picture(image, 1)
+    written = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, "utf-8", errors="strict", write_through=True))
+    assert predict.main(["--model_pt", str(run), "--input", str(image), "--out", str(tmp_path / "out")]) == 0
+    assert written.getvalue() == (tmp_path / "out" / "predictions.jsonl").read_bytes()

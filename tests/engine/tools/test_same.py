@@ -11,7 +11,7 @@ from common.run.paths import RunPaths
 from tests.conftest import PROJECT, SMALL, Runs, metrics, run
 from tests.resume import words
 from tests.tools.test_same import compared, git, repository
-from tools.record.run import distance, first_difference, read, train
+from tools.record.run import distance, first_difference, plugins_of, read, train
 from tools.same import __main__ as tool
 from tools.same import sides
 from tools.same.folders import checkpoints
@@ -149,3 +149,19 @@ def test_recording_changes_nothing(runs: Runs) -> None:
     assert plain.returncode == 0, plain.stderr
     values = [[row["values"] for row in metrics(folder, "train")] for folder in (whole.run, runs.root / "plain")]
     assert values[0] == values[1]
+
+
+def test_what_git_ignores_is_linked_wherever_the_copies_lie(
+    repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A folder `build` in the project would not be; one around the copies says nothing."""
+    monkeypatch.setattr(sides, "PROJECT", repository)
+    head = sides.git("rev-parse", "HEAD", cwd=repository).strip()
+    (tmp_path / "build").mkdir()
+    copy = sides.Side("commit", "HEAD", commit=head).export(tmp_path / "build" / "A")
+    assert (copy / "data").is_symlink()
+
+
+def test_plugins_in_one_text(tmp_path: Path) -> None:
+    """As the command line takes them."""
+    assert plugins_of(tmp_path, {"--plugins": "a.one,b.two"}) == ["a.one", "b.two"]

@@ -122,26 +122,36 @@ class CheckpointFolder:
             level = "INFO"
         logger.log(level, "saved {} (step {}, {:.2f} s)", names, step, time.monotonic() - began)
 
-    def rewind_to(self, checkpoint: LoadedCheckpoint) -> None:
-        """Make `checkpoint`, of this run, the latest; later ones are renamed to `abandoned_...`, and never deleted.
+    def rewind_to(self, checkpoint: Path, at: int) -> None:
+        """Make `checkpoint`, of step `at`, the latest; later ones are renamed to `abandoned_...`, and never deleted.
 
         Otherwise the later files would count as the newest: a run killed before its next save would resume from them.
         A damaged `latest.pt` is renamed too. Raises `UserError` if one of the files cannot be read.
         """
         for path in self.files():
             step = step_of(path)
-            is_replaced = path == self.latest or step > checkpoint.step
-            is_source = path.exists() and path.samefile(checkpoint.path)  # a link may lead nowhere
+            is_replaced = path == self.latest or step > at
+            is_source = path.exists() and path.samefile(checkpoint)  # a link may lead nowhere
             if is_replaced and not is_source:
                 kept = unused_path(path.with_name(f"abandoned_{path.stem}"), path.suffix)
                 logger.warning("{} (step {}) is not the checkpoint being resumed; renamed to {}", path, step, kept.name)
                 path.replace(kept)
         if self.latest.exists():
             return
-        if self.previous.is_file() and self.previous.samefile(checkpoint.path):
+        if self.previous.is_file() and self.previous.samefile(checkpoint):
             self.previous.replace(self.latest)  # a link would make both the same file
         else:
-            link_file(checkpoint.path, self.latest)
+            link_file(checkpoint, self.latest)
+
+    def find_best(self, step: int, source: Path) -> None:
+        """Have the best checkpoint so far, of `step`, as `best.pt`, after a resume from `source`."""
+        if step_of(self.best) == step:
+            return
+        for path in (source, source.with_name(self.best.name), *self.files()):
+            if step_of(path) == step:
+                link_file(path, self.best)
+                return
+        logger.warning("there is no checkpoint of step {}, the best so far", step)
 
     def clean(self) -> None:
         """Remove the unfinished files of a killed process. Only for the process that holds the run's lock."""

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import field, replace
 from functools import partial
 from itertools import islice, tee
@@ -154,9 +155,9 @@ class TrainStream(Reader):
 
         Reading it leaves the random generators unchanged.
         """
-        size = 2
-        if full:
-            size = self.plan.batch_size
+        size = self.plan.batch_size
+        if not full:
+            size = min(size, 2)
         return self._read_once(range(min(size, self.epoch_size)))
 
     def samples(self, at: Position, steps: int = 1, *, everywhere: bool = False) -> list[int]:
@@ -186,11 +187,14 @@ class TrainStream(Reader):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         if "dataset" in state and callable(getattr(self.dataset, "load_state_dict", None)):
-            self.dataset.load_state_dict(state["dataset"])
+            self.dataset.load_state_dict(deepcopy(state["dataset"]))
+            self.batches.restored = state["dataset"]
 
     def epoch(self, at: Position) -> Iterator[Step]:
         """Yield the steps from `at` to the end of its epoch. Skipped samples are not read."""
         order = self.order(at.epoch)  # of all its samples: common/data/order.py
+        if not at.sample:
+            self.batches.restored = None
         # Two copies: the sampler is ahead of the loop, as workers read ahead.
         for_sampler, for_loop = tee(self.plan.global_batches(order, at))
         self._keys.epoch = at.epoch

@@ -131,14 +131,14 @@ def set_up_process(config: DistConfig, rank: Rank) -> None:
     if config.is_fixed:
         torch.set_num_threads(1)  # the last bits of a sum depend on this number, which no other may decide
     elif not rank.is_single_process:
-        torch.set_num_threads(cores(rank.local_world, os.environ))
+        torch.set_num_threads(cores(rank, os.environ))
     elif available_cores() < torch.get_num_threads():  # a CPU quota
         torch.set_num_threads(available_cores())
 
 
-def cores(local_world: int, environment: Mapping[str, str]) -> int:
-    """Cores for each process on this host: Slurm's allocation per task if set, else an equal share."""
+def cores(rank: Rank, environment: Mapping[str, str]) -> int:
+    """Cores for each process on this host: Slurm's for a task, if each is one, else an equal share."""
     promised = environment.get("SLURM_CPUS_PER_TASK", "")
-    if promised.isdigit():
+    if promised.isdigit() and rank.launcher == "slurm":
         return int(promised)
-    return max(1, available_cores() // local_world)
+    return max(1, available_cores() // rank.local_world)

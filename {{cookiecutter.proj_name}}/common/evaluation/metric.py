@@ -150,7 +150,7 @@ class MetricDict:
                 if isinstance(metric, GatheredMetric):
                     results = metric.results(*given)
                     for result, value in results.items():
-                        if len(value) != len(indices):
+                        if len(indices) > 1 and len(value) != len(indices):  # a single item may be a batch
                             fault = f"{result} has {len(value)} for {len(indices)} samples"
                             raise UserError(f"every result must have one entry per sample, but {fault}")
                 # Copied, also from the CPU: a worker's tensor keeps a file open, and a view its whole base alive.

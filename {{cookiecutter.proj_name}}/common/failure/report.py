@@ -124,6 +124,8 @@ def describe(error: BaseException, rank: Rank) -> Failure:
             hint = note.removeprefix(HINT)
     title = _title(error)
     is_timeout = re.search("(?<!DataLoader )timed? ?out", title, re.IGNORECASE) is not None
+    if "cannot be read" in title:  # a file server's
+        is_timeout = False
     may_follow = re.search(_CONSEQUENCE, title, re.IGNORECASE) is not None
     if not hint and is_timeout and not rank.is_single_process:
         hint = "another rank was late or hangs; if it was legitimately busy, increase dist.timeout"

@@ -17,7 +17,7 @@ M = TypeVar("M", bound=nn.Module)
 def fixed(module: M) -> M:
     """Make `module`, such as a teacher, stay as it is: no gradients, always in evaluation mode. Returns it."""
     module.requires_grad_(False)
-    _keep_in_evaluation(module)
+    keep_in_evaluation(module)
     return module
 
 
@@ -44,7 +44,7 @@ def freeze(model: nn.Module, patterns: Sequence[str]) -> None:
         if not inside:  # then those of its parent module decide
             inside = set(modules[name.rpartition(".")[0]].parameters())
         if inside and inside <= frozen:
-            _keep_in_evaluation(module)
+            keep_in_evaluation(module)
             norms += 1
     if chosen:
         counts = f"{len(chosen)} of {len(parameters)} parameters, {norms} norms in evaluation mode"
@@ -83,7 +83,7 @@ def without_gradient(
     return [name for name, parameter in model.named_parameters() if parameter in unused]
 
 
-def _keep_in_evaluation(module: nn.Module) -> None:
+def keep_in_evaluation(module: nn.Module) -> None:
     """Make `module.train()` do nothing, also when a parent module calls it, and in a copy of the module."""
     module.eval()
     setattr(module, "train", MethodType(_keep_mode, module))  # noqa: B010 - the type checker takes a method as fixed

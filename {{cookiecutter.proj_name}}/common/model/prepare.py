@@ -1,7 +1,7 @@
 """Prepares a built task for training."""
 
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import field
 from typing import TYPE_CHECKING, Any, Literal
@@ -18,7 +18,7 @@ from common.base.parts import required, sections
 from common.config import section
 from common.config.problem import match_names
 from common.distributed import DistConfig, Rank
-from common.model.freeze import freeze
+from common.model.freeze import freeze, keep_in_evaluation
 from common.model.strategy import ModelHolder, Replicated, Strategy
 from common.optim.precision import Precision
 
@@ -80,7 +80,10 @@ def prepare(
     is_sharded = dist.is_sharded and not rank.is_single_process
     precision.cast(task)
     if dist.sync_bn and not rank.is_single_process:
+        fixed_names = [name for name, module in task.model.named_modules() if "train" in vars(module)]
         task.model = nn.SyncBatchNorm.convert_sync_batchnorm(task.model)
+        for name in fixed_names:
+            keep_in_evaluation(task.model.get_submodule(name))
     if config.channels_last:
         # A convolution with such a weight also gives its input and output this order.
         task.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # absent from the stubs
@@ -174,10 +177,14 @@ def recompute_in_backward(module: nn.Module) -> None:
         options: dict[str, Any] = {}
         if not torch.compiler.is_compiling():
             options["context_fn"] = lambda: (nullcontext(), _keep_statistics(norms))
-        call = functools.partial(forward, **kwargs)
-        return checkpoint(call, *args, use_reentrant=False, **options)
+        # Where torch sees all tensors: it keeps the random generators of their devices.
+        return checkpoint(_call, forward, args, kwargs, use_reentrant=False, **options)
 
     setattr(module, "forward", recompute)  # noqa: B010 - to the type checker a method cannot be replaced
+
+
+def _call(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    return function(*args, **kwargs)
 
 
 def norms_with_statistics(model: nn.Module) -> list[_NormBase]:

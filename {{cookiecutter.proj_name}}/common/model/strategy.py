@@ -110,7 +110,7 @@ class Replicated(Strategy):
         config = self._config
         chosen = set(trained)
         ignored = list(own_buffers(self.task))
-        for name, parameter in self.task.named_parameters():
+        for name, parameter in self.task.named_parameters(remove_duplicate=False):  # DDP looks for each name
             if parameter not in chosen:
                 ignored.append(name)
                 if "." not in name:  # DDP writes a parameter of the task itself with a dot in front

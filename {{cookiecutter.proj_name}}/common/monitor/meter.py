@@ -223,6 +223,9 @@ def to_floats(
 ) -> list[dict[str, float]]:
     """Return the values of scalars that are on a device, brought to the host in one transfer."""
     scalars = [value for step in losses for value in step.values()]
+    devices = [value.device for value in scalars if value.device.type != "cpu"]
+    for device in devices[:1]:  # beside a loss on it, one may be a constant
+        scalars = [value.to(device) for value in scalars]
     values = iter(torch.stack(scalars).tolist() if scalars else [])
     return [{name: next(values) for name in step} for step in losses]
 

@@ -91,18 +91,13 @@ class Monitor:
         self._recording = threading.Lock()  # another thread records the failure of another process
         self._has_ended = False
         self.bar: tqdm[Any] = tqdm(disable=True)
-        self.recorder: Recorder | NullRecorder = NullRecorder()
+        self.recorder: Recorder | NullRecorder = NullRecorder()  # until training begins
+        self._make_recorder: Callable[[], Recorder | NullRecorder] = NullRecorder
         if run is not None:
             folder = run.folder
             self.texts = {"run/config": dump(values), "run/environment": environment_text(run.record)}
-            about = WriterRun(folder.root, folder.name, run.id, values, resume_step)
-            self.recorder = Recorder(
-                folder.metrics_file,
-                about,
-                config.writers,
-                self.texts,
-                attempt=run.attempt,
-            )
+            about = WriterRun(folder.root, folder.name, run.id, values, resume_step, run.attempt)
+            self._make_recorder = partial(Recorder, folder.metrics_file, about, config.writers, self.texts)
             self._status("running", None)
 
     @contextmanager
@@ -116,6 +111,7 @@ class Monitor:
         self._total_steps = total_steps
         self._total_epochs = epochs
         self.start = self.step = at.step
+        self.recorder = self._make_recorder()
         self._status("running", at.step)
         hidden = None  # if this is not a terminal
         if not self._rank.is_main or os.environ.get("TQDM_DISABLE"):

@@ -29,6 +29,7 @@ class WriterRun:
         config: the complete config, nested.
         resume_step: optimizer steps of the checkpoint that the run continues from; None for a new run. What an earlier
             attempt wrote about later steps is no longer true, so a writer removes or replaces it.
+        attempt: 1 for a new run, plus one for every resume.
     """
 
     folder: Path
@@ -36,6 +37,7 @@ class WriterRun:
     id: str = ""
     config: Mapping[str, Any] = field(default_factory=dict)
     resume_step: int | None = None
+    attempt: int = 1
 
 
 class Writer(ABC):
@@ -93,8 +95,6 @@ class Recorder:
         run: WriterRun,
         sections: Sequence[str | dict[str, Any]] = (),
         texts: Mapping[str, str] | None = None,
-        *,
-        attempt: int = 1,
     ) -> None:
         if run.resume_step is not None:
             _drop_after(metrics_file, run.resume_step)
@@ -104,7 +104,7 @@ class Recorder:
         self._sections = sections
         self._writers: list[tuple[Any, Writer]] | None = None  # each with its section; None before the first entry
         self._state = "running"
-        self.record("run", schema=1, run=run.id, attempt=attempt, resume_step=run.resume_step)
+        self.record("run", schema=1, run=run.id, attempt=run.attempt, resume_step=run.resume_step)
 
     def record(self, event: str, **fields: Any) -> None:
         """Write a line of plain values to `metrics.jsonl`: a checkpoint saved, the end of the run."""

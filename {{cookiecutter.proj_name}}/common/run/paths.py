@@ -24,9 +24,9 @@ class DirConfig:
     """where evaluate.py writes; null: <run>/eval/<checkpoint's name>"""
 
 
-def data_dir(config: DirConfig, project: Path) -> Path:
-    """Return the parent folder of all datasets."""
-    return project / Path(config.data_dir or "data").expanduser()
+def data_dir(named: str | None, project: Path) -> Path:
+    """Return the parent folder of all datasets; `named`: the key dir.data_dir."""
+    return project / Path(named or "data").expanduser()
 
 
 class RunPaths:

@@ -52,9 +52,9 @@ class _Combined:
             if not any(hasattr(part, name) for part in self.sets):
                 raise AttributeError(name)
             return getattr(self, f"_{name}")
-        values = [getattr(part, name) for part in self.sets]  # AttributeError: one of them has none
         if name not in _PER_SAMPLE:
-            return values[0]
+            return getattr(self.sets[0], name)
+        values = [getattr(part, name) for part in self.sets]  # AttributeError: one of them has none
         if any(map(callable, values)):
             return lambda: self._in_order([value() if callable(value) else value for value in values])
         return self._in_order(values)

@@ -48,6 +48,10 @@ class _Mix(ABC):
         label = batch["label"]
         order = torch.randperm(len(label))
         mixed, share = self.mix(image, image[order], float(np.random.beta(self.alpha, self.alpha)))
+        if not 0 <= int(label.min()) <= int(label.max()) < self.classes:
+            raise UserError(
+                f"loader.collate: labels must be from 0 to {self.classes - 1} to be mixed, not {label.tolist()}"
+            )
         first = one_hot(label, self.classes).float()
         second = one_hot(label[order], self.classes).float()
         if share < 0.5:

@@ -1,6 +1,7 @@
 """Hand each saved checkpoint to the functions of `checkpoint.after_save`."""
 
 import os
+import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -17,4 +18,10 @@ def around(run: RunContext, trainer: Trainer) -> Iterator[None]:
             function = AfterSave(section)
             trainer.saver.folder.after_write.append(function.add)
             trainer.saver.at_end.append(function.finish)
-    yield
+    try:
+        yield
+    except Exception:
+        if run.rank.is_single_process:  # several end at once
+            for finish in trainer.saver.at_end:
+                finish(lambda: signal.SIGTERM)
+        raise

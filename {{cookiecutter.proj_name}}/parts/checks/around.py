@@ -38,8 +38,8 @@ def around(run: RunContext, trainer: Trainer) -> Iterator[None]:
 
 def warn_of_single_samples(task: Task, plan: EpochPlan) -> None:
     """Warn if an epoch's last micro-batch has one sample, of which batch norm cannot compute a variance."""
-    if not any(isinstance(module, _BatchNorm) for module in task.modules()):
-        return
+    if plan.batch_size == 1 or not any(isinstance(module, _BatchNorm) for module in task.modules()):
+        return  # an item may be a batch
     start = Position(sample=(plan.steps_per_epoch - 1) * plan.samples_per_step)
     order = np.arange(plan.size)
     last = [next(replace(plan, rank=rank).global_batches(order, start)) for rank in range(plan.world_size)]

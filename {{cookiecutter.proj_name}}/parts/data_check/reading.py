@@ -62,8 +62,8 @@ def read_data(loaders: Mapping[str, Any]) -> dict[str, Reading]:
     if not batches:
         return readings
     try:  # one after the other: they might write the same files
-        first = in_other_process(example, _LONGEST, _read, batches, False)
-        second = in_other_process(example, _LONGEST, _read, batches, True)
+        first = in_other_process(example, _LONGEST, _read, batches, None)
+        second = in_other_process(example, _LONGEST, _read, batches, first)
     except Exception as error:  # noqa: BLE001 - whatever a dataset raises, training reports where it reads
         for name in batches:
             readings[name]["unread"] = f"its samples could not be read before training ({error})"
@@ -97,12 +97,12 @@ def chosen(size: int) -> list[int]:
 
 def _read(
     batches: Mapping[str, KeyedBatches],
-    is_second: bool,
+    first: Mapping[str, Mapping[int, Sums]] | None,
 ) -> dict[str, dict[int, Sums]]:
     """Read samples of each dataset, as in the first epoch.
 
-    The second process reads them backwards, and before that in a later epoch; evaluation is always in the first.
-    Training data with a state, which a checkpoint holds, are put back to where they were instead of read backwards.
+    The second process reads what the `first` did, backwards, and before that in a later epoch; evaluation is always in
+    the first epoch. Training data with a state, which a checkpoint holds, are put back to where they were instead.
     """
     found = {}
     seconds = _SECONDS / len(batches) / 2
@@ -110,11 +110,13 @@ def _read(
         dataset: Any = part.dataset
         numbers = chosen(part.size)
         is_training = name.startswith("train")
-        if is_second and is_training and callable(getattr(dataset, "load_state_dict", None)):
+        if first is not None:  # it may not have had time for all
+            numbers = [number for number in numbers if number in first[name]]
+        if first is not None and is_training and callable(getattr(dataset, "load_state_dict", None)):
             state = deepcopy(dataset.state_dict())
             _pass(part, 1, numbers, seconds)
             dataset.load_state_dict(state)
-        elif is_second:
+        elif first is not None:
             numbers.reverse()
             _pass(part, int(is_training), numbers, seconds)
         found[name] = _pass(part, 0, numbers, seconds)

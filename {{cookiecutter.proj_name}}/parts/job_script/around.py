@@ -24,7 +24,7 @@ run=$(CDPATH="" cd -P -- "$(dirname -- "$0")" && pwd)
 project={project}
 python=${{PYTHON:-{python}}}  # PYTHON=... sh job.sh uses another interpreter
 cd -- "$project" || exit 1
-{preparations}exec {launch} {script} --config "$run/config.yaml" \\
+{preparations}exec {launch} {script} --config "$run/config.yaml" --dist.launcher auto \\
     --name {name} --dist.random_seed {seed} "$@"
 """
 _GIT_CHECK = """\

@@ -114,6 +114,8 @@ class Selection:
         errors: Sequence[tuple[bool, float, Hashable]] | None
         if type(self.task).sample_errors is Task.sample_errors:
             errors = class_errors(output, batch)
+            if errors is not None and indices is not None and len(errors) != len(indices):
+                errors = None  # an item of the dataset is a batch
         else:
             errors = self.task.sample_errors(output, batch)
         if errors is None:

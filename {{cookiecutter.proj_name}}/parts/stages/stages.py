@@ -22,7 +22,7 @@ from common.evaluation.loss import measured_losses
 from common.model.freeze import freeze
 from common.model.prepare import check_patterns
 from common.optim import OptimConfig
-from common.optim.groups import needs_closure
+from common.optim.groups import needs_closure, parameter_groups
 from common.optim.optimizer import own_values, parts_of
 from common.optim.schedule import Schedule
 from common.progress import Interval, Position
@@ -241,7 +241,7 @@ class Stages(WholeRun):
         for name, module in task.named_modules():
             if "train" in vars(module) and name not in self._fixed:
                 del module.train
-                module.train()
+        task.train()  # what is fixed stays as it is
         freeze(task, patterns)
         self._frozen = patterns
 
@@ -282,10 +282,13 @@ def take_over(optimizer: Optimizer, before: Optimizer) -> None:
 
 
 def check_stages(config: Any, task: Task) -> None:
-    """Raise `UserError` if a pattern of a stage matches no weight, or if a stage leaves nothing to train."""
+    """Raise `UserError` if a pattern or group of a stage fits no weight, or if a stage leaves nothing to train."""
     for number in range(len(config.stages)):
+        settings = settings_in(config, number)
+        with error_context(lambda number=number: f"in stages[{number}].optim"):  # type: ignore[misc]
+            parameter_groups(settings.optim, task, task.groups())
         with error_context(lambda number=number: f"in stages[{number}].freeze"):  # type: ignore[misc]
-            frozen = settings_in(config, number).prepare
+            frozen = settings.prepare
             check_patterns(task, frozen)
             trained = (name for name, parameter in task.named_parameters() if parameter.requires_grad)
             if all(any(fnmatchcase(name, pattern) for pattern in frozen.freeze) for name in trained):

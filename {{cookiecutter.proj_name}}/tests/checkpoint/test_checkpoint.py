@@ -97,7 +97,7 @@ def test_the_one_before_is_another_file(tmp_path: Path) -> None:
     damage(folder.best, "bit")
     found = folder.newest()
     assert found and found.path == folder.previous
-    folder.rewind_to(found)
+    folder.rewind_to(found.path, found.step)
     names = {path.name: path.stat().st_nlink for path in tmp_path.iterdir()}
     assert names == {"latest.pt": 1, "abandoned_latest.pt": 1, "abandoned_best.pt": 1}
 

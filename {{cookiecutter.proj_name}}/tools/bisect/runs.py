@@ -1,6 +1,7 @@
 """Two recorded runs, how they differ, and short runs of GOOD with some of BAD's settings and code."""
 
 import math
+import re
 import shutil
 import sys
 import time
@@ -27,6 +28,7 @@ _DECIDING = (
     "prepare.*", "dataset.val", "dataset.val.*", "metric", "metric.*",
 )  # fmt: skip
 _POLL_S = 0.25
+_NOT_FINITE = re.compile("not (a )?finite|has the norm|is bad")  # how such a run says why it ended
 _LAST_CHARACTERS = 300  # of the output of a run that gives no value
 
 
@@ -94,13 +96,13 @@ def way(good: Recorded, bad: Recorded) -> list[Point]:
 def value_at(files: RunFiles, metric: str, step: int) -> float | None:
     """Return a value after `step` steps, or at the first measurement after that.
 
-    None: it is not measured so far. NaN: it never will be, since the loss was not finite before.
+    None: it is not measured so far. NaN: it never will be, since something was not finite before.
     """
     event, _, name = metric.partition(".")
     curve = {at: values[name] for at, values in files.measured(event).items() if name in values}
     end = min((at for at in curve if at >= step), default=None)
     if end is None:
-        return math.nan if "not a finite number" in files.reason else None
+        return math.nan if _NOT_FINITE.search(files.reason) else None
     return curve[end]
 
 

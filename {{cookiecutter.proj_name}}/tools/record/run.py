@@ -18,6 +18,7 @@ from typing import Any
 
 from common.base.errors import UserError
 from common.base.process import die_with_parent
+from common.config.arguments import as_list
 from common.config.layers import find_file, flatten
 from common.config.overrides import read_options
 from common.config.problem import ConfigError
@@ -125,7 +126,8 @@ def plugins_of(project: Path, options: Mapping[str, str | None]) -> list[str]:
         config = find_file("--config", options.get("--config") or "", project)
         nodes = [file.value.get("plugins") for file in flatten(config).values()]
     lists = [plain(node) or [] for node in nodes if node is not None]
-    return lists[-1] if lists else []
+    plugins: list[str] = as_list(lists[-1], list[str]) if lists else []
+    return plugins
 
 
 def run_program(

@@ -72,7 +72,7 @@ class Side:
         ignored = git("ls-files", "--others", "--ignored", "--exclude-standard", "--directory", "-z")
         for name in (*filter(None, ignored.split("\0")), *untracked):
             link = folder / name.rstrip("/")
-            if (PROJECT / name).exists() and not (link.exists() or set(_BUILT) & set(link.parts)):
+            if (PROJECT / name).exists() and not (link.exists() or set(_BUILT) & set(Path(name).parts)):
                 link.parent.mkdir(parents=True, exist_ok=True)
                 link.symlink_to(PROJECT / name)
         return folder

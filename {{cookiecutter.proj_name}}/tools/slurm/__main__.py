@@ -22,7 +22,7 @@ from common.config import Resolved, dump, option_value
 from common.distributed.devices import GpuIds
 from common.monitor.log import setup_log
 from common.run.folder import refuse_weights_in_moved_run
-from common.run.paths import PROJECT, DirConfig, RunPaths, data_dir
+from common.run.paths import PROJECT, RunPaths, data_dir
 from common.run.status import FolderLock
 from cli.command_line import parse
 from cli.program import run, with_config_of_run
@@ -145,17 +145,16 @@ def freeze_config(values: Mapping[str, Any], run: RunPaths, gpus: int) -> dict[s
         gpu_ids = list(range(gpus))
     if not run.contains(values["resume"]):
         refuse_weights_in_moved_run(init_path, run)
-    eval_dir = values["dir"]["eval_dir"]
+    folders = dict(values["dir"])
+    eval_dir = folders["eval_dir"]
     if eval_dir is not None:
-        eval_dir = str(PROJECT / Path(eval_dir).expanduser())
+        folders["eval_dir"] = str(PROJECT / Path(eval_dir).expanduser())
+    folders["runs_dir"] = str(run.root.parent)
+    folders["data_dir"] = str(data_dir(folders["data_dir"], PROJECT))
     return {
         **values,
         "name": run.name,
-        "dir": {
-            "runs_dir": str(run.root.parent),
-            "data_dir": str(data_dir(DirConfig(**values["dir"]), PROJECT)),
-            "eval_dir": eval_dir,
-        },
+        "dir": folders,
         "init_from": {**values["init_from"], "path": init_path},
         "gpu_ids": gpu_ids,
         "dist": {**values["dist"], "processes": None, "launcher": "auto"},  # srun starts them

@@ -39,13 +39,13 @@ def read_command(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--grid", nargs="+", required=True, metavar="KEY=VALUES", help="to combine; values: a,b,c")
     parser.add_argument("--trials", type=int, metavar="N", help="N combinations at random; default: all of them")
     parser.add_argument("--seed", type=int, default=0, help="of the random choice; default 0")
-    parser.add_argument("--jobs", type=int, default=1, metavar="N", help="runs at a time; GPUs are shared among them")
+    parser.add_argument("--jobs", type=int, metavar="N", help="runs at a time; they share the GPUs")
     parser.add_argument("--slurm", action="store_true", help="one Slurm array; --slurm.gpus 1 and so on: its needs")
     options, rest = parser.parse_known_args(argv)
     slurm, options.words = split_words(rest, "--slurm.")
     options.slurm = slurm if slurm or options.slurm else None
     options.values = read_space(options.grid)
-    if options.jobs < 1:
+    if options.jobs is not None and options.jobs < 1:
         raise UserError(f"--jobs {options.jobs}: must be at least 1")
     if option_value(slurm, "--slurm.array"):
         raise UserError("--slurm.array: the sweep numbers its runs itself; see --jobs")
@@ -101,7 +101,7 @@ def submit(options: argparse.Namespace, folder: SweepFolder, waiting: Sequence[T
             folder.clear(trial)
         write_text(trials / f"{number}.yaml", dump(trial.config))
     write_text(trials / "names.json", json.dumps(numbers))
-    array = ",".join(numbers) + (f"%{options.jobs}" if options.jobs > 1 else "")
+    array = ",".join(numbers) + (f"%{options.jobs}" if options.jobs else "")
     words = [f"--slurm.names={trials}/names.json", f"--slurm.array={array}", *options.slurm]
     words += [f"--config={trials}/%a.yaml", f"--name={folder.root.name}", f"--dir.runs_dir={folder.root.parent}"]
     environment = {**os.environ, "PYTHON": sys.executable}
@@ -119,7 +119,7 @@ def main(argv: list[str]) -> int:
     config = read_config(options).config
     trials = plan(options)
     root = RunPaths.for_run(config.dir, options.name or f"{config.name}_sweep", PROJECT).root
-    slots = devices(config.gpu_ids, options.jobs)
+    slots = devices(config.gpu_ids, options.jobs or 1)
     _, words = split_words(options.words, "--dir.runs_dir", *(["--gpu_ids"] if slots[0] else []))
     words = [f"--config={options.config}", *words]
     with SweepFolder(root, trials, shlex.join(["python", "-m", "tools.sweep", *argv])) as folder:

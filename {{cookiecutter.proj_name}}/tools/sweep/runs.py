@@ -143,7 +143,8 @@ def run_trials(
     queue = list(waiting)
     running: dict[int, Training] = {}
     for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.default_int_handler)
+        if signal.getsignal(number) != signal.SIG_IGN:  # under nohup, a lost terminal stops nothing
+            signal.signal(number, signal.default_int_handler)
     try:
         while True:
             for slot in range(len(slots)):

@@ -69,3 +69,23 @@ def test_the_command_line_around_training(job: RunPaths, capsys: pytest.CaptureF
     assert requeue.main(["before", *words]) == 0
     assert capsys.readouterr().out == "finished\n"
     assert requeue.main(["never"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("reason", "code", "preempted", "expected"),
+    [
+        ("rank 1: SIGUSR1 ends the run, but no batch has come since", 2, False, 75),
+        ("rank 1: killed by SIGTERM", 1, True, 75),
+        ("rank 1: killed by SIGTERM", 0, False, 1),
+        ("ValueError: x", 1, True, 1),
+    ],
+)
+def test_what_failed_because_of_a_signal(
+    job: RunPaths, cluster: Path, monkeypatch: pytest.MonkeyPatch, reason: str, code: int, preempted: bool, expected: int
+) -> None:
+    """What was saved before is continued; the run could not save once more."""
+    if preempted:
+        monkeypatch.setenv("PREEMPT", "2026-03-01T14:05:00")
+    write_status(job, "failed", step=3, reason=reason)
+    assert end(job, code) == expected
+    assert ("requeue 17" in calls_of(cluster, "scontrol")) == (expected == 75)

@@ -41,6 +41,20 @@ def project(tmp_path: Path) -> Path:
     return copy_of_project(tmp_path / 'it\'s a "project" $HOME')
 
 
+def test_what_modules_print(script: Script, tmp_path: Path) -> None:
+    """While they are imported it is not taken for a folder; after the answer, nothing is submitted or removed."""
+    (tmp_path / "run").mkdir()
+    python = tmp_path / "bin" / "python"
+    usual = python.read_text()
+    first, _, rest = usual.partition("\n")
+    python.write_text(f"{first}\necho models loaded\n{rest}")
+    done = script("--dry-run")
+    assert done.returncode == 0 and directives(done.stdout)["job-name"] == '"run"'
+    python.write_text(f"{first}\ntrap 'echo bye' EXIT\n{rest}")
+    done = script()
+    assert done.returncode == 2 and "must print the folders" in done.stderr and (tmp_path / "run").is_dir()
+
+
 def test_an_array_by_environment(script: Script, tmp_path: Path) -> None:
     """TRAIN_ARRAY is the option's default like the other variables; an empty option is no array."""
     done = script("--dry-run", TRAIN_ARRAY="0-4%2")

@@ -97,6 +97,8 @@ def test_folders_in_a_config_keep_their_meaning(tmp_path: Path, monkeypatch: pyt
     assert (found["name"], found["dist"]) == ("task_3", {"processes": None, "launcher": "auto"})
     assert found["resume"] == values["resume"]
     assert found["init_from"] == {"path": f"{tmp_path}/experiments/old/checkpoints/best.pt"}
+    own = {**values, "dir": {"runs_dir": "runs", "data_dir": None, "eval_dir": None, "cache_dir": "/scratch"}}
+    assert submit.freeze_config(own, RunPaths(tmp_path / "x"), 0)["dir"]["cache_dir"] == "/scratch"
 
 
 def test_a_new_run_from_the_weights_of_its_own_folder(

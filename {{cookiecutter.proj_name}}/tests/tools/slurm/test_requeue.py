@@ -48,8 +48,6 @@ def end(run: RunPaths, code: int) -> int:
         ("failed", "ValueError: x", 1, 1, False),
         ("failed", "optim.lr: x", 2, 2, False),
         ("failed", "out of memory", 138, 138, False),
-        ("failed", "rank 1: SIGUSR1 ends the run, but no batch has come since", 2, 75, True),
-        ("failed", "rank 1: killed by SIGTERM", 0, 1, False),
         ("running", "", 137, 137, False),  # killed
         (None, "", 2, 2, False),  # a mistake that was found before there was a run
     ],
@@ -79,9 +77,7 @@ def test_a_preempted_job_that_saved_in_time_is_queued_again(
     assert end(job, 1) == 1  # something else went wrong
     write_status(job, "stopped", step=3, reason="SIGTERM")
     assert end(job, 143) == 75
-    write_status(job, "failed", step=0, reason="rank 1: killed by SIGTERM")
-    assert end(job, 1) == 75
-    assert calls_of(cluster, "scontrol").count("requeue 17") == 3
+    assert calls_of(cluster, "scontrol").count("requeue 17") == 2
 
 
 def test_a_job_that_gets_nowhere_is_stopped(job: RunPaths) -> None:
