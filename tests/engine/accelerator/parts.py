@@ -54,3 +54,8 @@ class WrongLabel(DigitsDataset):
         if index == 7:
             sample["label"] = torch.full_like(torch.as_tensor(sample["label"]), 99)
         return sample
+
+
+def no_boxes(output: Any, batch: Any) -> torch.Tensor:
+    """A loss of a batch in which nothing counts: a constant, which torch makes on the CPU."""
+    return torch.tensor(0.0)

@@ -40,3 +40,8 @@ def test_a_label_that_is_no_class(accelerator: Accelerator) -> None:
     assert "label 99 in sample 7 of dataset.train: the model gives 10 classes, so labels must be 0 to 9" in text
     text = accelerator.bad("--dataset.val", wrong)
     assert "label 99 in sample 7 of dataset.val: the model gives 10 classes" in text
+
+
+def test_a_part_of_the_loss_that_is_a_constant(accelerator: Accelerator) -> None:
+    """On the CPU, beside the others on the device."""
+    accelerator.train("--loss.boxes", "{type: engine.accelerator.parts.no_boxes}", "--progress.log_every", "2")

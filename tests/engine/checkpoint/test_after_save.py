@@ -14,6 +14,7 @@ from common.checkpoint.file import read_checkpoint
 from common.checkpoint.folder import CheckpointFolder
 from common.run.paths import RunPaths
 from common.run.status import read_status
+from common.trainer import Trainer
 import train
 from parts.after_save import calls
 from parts.after_save.calls import AfterSave, Saved
@@ -138,6 +139,29 @@ def test_other_processes_wait_for_an_upload(runs: Runs) -> None:
     words = runs.words("--checkpoint.after_save", f"['{HERE}:take_long']", "--dist.timeout", "3")
     assert start_ranks(runs.root, 2, words).codes == [0, 0]
     assert read_status(RunPaths(runs.root / "run"))["state"] == "finished"
+
+
+def break_down(trainer: Trainer) -> None:
+    """A plug-in: an error after the first save."""
+
+    def after_step() -> None:
+        if trainer.at.step == 7:
+            raise ValueError("broken")
+
+    trainer.monitor.after_step.append(after_step)
+
+
+def test_what_was_saved_before_an_error_is_handed_over(runs: Runs) -> None:
+    """An upload that has begun is not cut off."""
+    CALLS.clear()
+    words = ["--checkpoint.after_save", f"['{HERE}:upload_slowly']", "--plugins", f"['{HERE}:break_down']"]
+    assert runs.fail(*words) == 1
+    assert ("best.pt", 5, 1.0) in CALLS
+
+
+def upload_slowly(saved: Saved) -> None:
+    time.sleep(0.5)
+    CALLS.append((saved.name, saved.step, 1.0))
 
 
 @pytest.mark.slow

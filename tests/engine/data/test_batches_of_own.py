@@ -13,9 +13,11 @@ from torch.utils.data import default_collate
 from common.base.errors import UserError
 from common.data.keyed import KeyedBatches
 from common.data.order import EpochOrder
-from tests.conftest import PROJECT, Runs, load, same
+from common.evaluation.metric import GatheredMetric, Results
+from tests.conftest import PROJECT, Runs, load, metrics, same
 from tests.ranks import several
 from tests.samples import Digits
+from custom.datasets.digits_dataset import DigitsDataset
 
 PAGE = (PROJECT / "docs" / "data.md").read_text(encoding="utf-8")
 # The page's two files, as one module. They are registered there; here their classes are named by import path.
@@ -117,3 +119,26 @@ def test_a_collate_function_that_draws_is_seeded(own: bool) -> None:
         batches = KeyedBatches(dataset, batches.collate, seed=1)
     first, second = (batches.__getitems__((0, [1, 2]))["image"] for _ in range(2))
     assert torch.equal(first, second) != own
+
+
+class Sizes(GatheredMetric):
+    """One entry for each sample."""
+
+    def results(self, output: Any, batch: Any) -> Results:
+        return {"label": batch["label"]}
+
+    def compute(self, results: Results) -> float:
+        return float(len(results["label"]))
+
+
+def test_batches_of_their_own_are_evaluated(runs: Runs, module: str) -> None:
+    """With pictures, and metrics that need each sample, also in training."""
+    data = f"{{$REPLACE: true, type: {module}.Budget, budget: 500, eval_batch_size: 1}}"
+    more = ["--metric", f"{{$REPLACE: true, sizes: {{type: {__name__}.Sizes}}}}", "--progress.train_metric", "true"]
+    more += ["--best.metric", "loss", "--debug.max_samples", "200", "--progress.log_every", "1"]
+    given = [word for word in words(module) if word not in ("--dataset.val.eval_batch_size", "--debug.max_samples")]
+    given = [word for word in given if word not in ("64", "8")]
+    folder = runs.train(*given, *more, "--dataset.val", data, "--pictures.number", "4")
+    size = len(DigitsDataset(PROJECT / "data", "val"))
+    assert metrics(folder, "val")[-1]["values"]["sizes"] == size
+    assert "a micro-batch of 1 sample" not in (folder / "train.log").read_text()

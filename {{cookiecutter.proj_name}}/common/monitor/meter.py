@@ -222,11 +222,11 @@ def to_floats(
     losses: Sequence[Mapping[str, Tensor]],
 ) -> list[dict[str, float]]:
     """Return the values of scalars that are on a device, brought to the host in one transfer."""
-    scalars = [value for step in losses for value in step.values()]
-    devices = [value.device for value in scalars if value.device.type != "cpu"]
-    for device in devices[:1]:  # beside a loss on it, one may be a constant
-        scalars = [value.to(device) for value in scalars]
-    values = iter(torch.stack(scalars).tolist() if scalars else [])
+    scalars: list[Tensor] = []
+    for step in losses:
+        scalars += step.values()
+    together = [value.to(scalars[0].device) for value in scalars]  # one may be a constant on the CPU
+    values = iter(torch.stack(together).tolist() if together else [])
     return [{name: next(values) for name in step} for step in losses]
 
 

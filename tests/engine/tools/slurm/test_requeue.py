@@ -74,18 +74,18 @@ def test_the_command_line_around_training(job: RunPaths, capsys: pytest.CaptureF
 @pytest.mark.parametrize(
     ("reason", "code", "preempted", "expected"),
     [
-        ("rank 1: SIGUSR1 ends the run, but no batch has come since", 2, False, 75),
-        ("rank 1: killed by SIGTERM", 1, True, 75),
-        ("rank 1: killed by SIGTERM", 0, False, 1),
-        ("ValueError: x", 1, True, 1),
+        ("rank 1: SIGUSR1 ends the run, but no batch has come since", 2, "", 75),
+        ("rank 1: killed by SIGTERM", 1, "2026-03-01T14:05:00", 75),
+        ("rank 1: killed by SIGTERM", 0, "", 1),
+        ("ValueError: x", 1, "2026-03-01T14:05:00", 1),
     ],
 )
 def test_what_failed_because_of_a_signal(
-    job: RunPaths, cluster: Path, monkeypatch: pytest.MonkeyPatch, reason: str, code: int, preempted: bool, expected: int
+    job: RunPaths, cluster: Path, monkeypatch: pytest.MonkeyPatch, reason: str, code: int, preempted: str, expected: int
 ) -> None:
     """What was saved before is continued; the run could not save once more."""
     if preempted:
-        monkeypatch.setenv("PREEMPT", "2026-03-01T14:05:00")
+        monkeypatch.setenv("PREEMPT", preempted)
     write_status(job, "failed", step=3, reason=reason)
     assert end(job, code) == expected
     assert ("requeue 17" in calls_of(cluster, "scontrol")) == (expected == 75)
