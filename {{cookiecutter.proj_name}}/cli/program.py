@@ -59,7 +59,7 @@ def with_config_of_run(argv: Sequence[str]) -> list[str]:
     stored = config_of_run(option_value(argv, "--resume"))
     if stored is None:
         return words
-    if not option_value(argv, "--allow_changes"):  # it was allowed once
+    if not any(word.startswith("--allow_changes") for word in words):  # it was allowed once
         words += ["--allow_changes", "false"]
     if is_launched(option_value(argv, "--dist.launcher")):
         words = with_default_launch(words)

@@ -339,7 +339,7 @@ def test_changes_are_allowed_for_one_resume(error_of: ErrorOf, runs: Runs) -> No
     """The run's own config, which the next resume reads, has the key too."""
     folder = runs.train("--progress.epoch", "1")
     more = ["--resume", str(folder), "--progress.epoch"]
-    assert train.main([*more, "2", "--optim.lr", "0.1", "--allow_changes", "true"]) == 0
+    assert train.main([*more, "2", "--optim.lr", "0.1", "--allow_changes"]) == 0
     assert train.main([*more, "3"]) == 0
     with pytest.raises(SystemExit):
         train.main([*more, "4", "--optim.lr", "0.2"])
