@@ -3,7 +3,7 @@
 The same model (an MLP 32-64-10), optimizer (SGD), batch (64) and loader on both sides; segments of the two alternate
 within one process, and the ratio is that of their medians. Run:  python bench/loop.py [--segments N] [--steps N]
 
-Aim: 1.15. Reached on two cores: 1.12 to 1.20, by the hour; a log line takes 0.84 ms (aim 0.3): each step looks at its
+Aim: 1.15. Reached on two cores: 1.12 to 1.21, by the hour; a log line takes 0.84 ms (aim 0.3): each step looks at its
 loss and gradients, and a log line reads the losses of all processes and goes to three places.
 """
 

@@ -191,3 +191,10 @@ def test_only_tensors_on_the_cpu_are_pinned(monkeypatch: pytest.MonkeyPatch) -> 
     loaded = pin_memory(Loaded(batch))
     assert pinned == [CPU]
     assert loaded.batch["image"].device.type == "meta"
+
+
+@pytest.mark.parametrize(("batch_size", "full", "samples"), [(1, False, 1), (3, False, 2), (3, True, 3)])
+def test_a_batch_to_try_a_model_on(batch_size: int, full: bool, samples: int) -> None:
+    """Never more samples than a batch has: they may not fit together, or into memory."""
+    batch = stream_of(Noisy(), batch_size=batch_size).sample_batch(full=full)
+    assert len(batch["index"]) == samples
