@@ -110,7 +110,7 @@ def test_without_slurm_it_says_what_to_do(script: Script, tmp_path: Path) -> Non
     if shutil.which("sbatch", path=path):  # a machine with Slurm: only what the script needs is on the PATH
         path = str(tmp_path / "few")
         Path(path).mkdir()
-        for name in ("dirname", "sed", "cat", "mkdir", "sh"):
+        for name in ("dirname", "sed", "cat", "mkdir", "sh", "tail"):
             Path(path, name).symlink_to(str(shutil.which(name)))
     done = script("--name", "x", PATH=path)
     assert done.returncode == 2
