@@ -44,6 +44,8 @@ def test_a_stage_that_is_over_before_it_begins(runs: Runs) -> None:
     ("stages", "kept"),
     [
         ("[{until: 5step, freeze: ['stem.*']}, {optim: {lr: 0.1, weight_decay: 0.1}}]", True),
+        ("[{until: 5step, freeze: ['stem.*']}, {optim: {optim_type: ADAMW}}]", True),
+        ("[{until: 5step, freeze: ['stem.*']}, {optim: {optim_type: torch.optim.AdamW}}]", True),
         ("[{until: 5step, freeze: ['stem.*']}, {optim: {args: {betas: [0.8, 0.9]}}}]", False),
         ("[{until: 5step, freeze: ['stem.*']}, {optim: {optim_type: RAdam}}]", False),
     ],

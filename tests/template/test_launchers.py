@@ -78,7 +78,7 @@ def test_mpirun(project: Project, family: str) -> None:
     version = run([command[0], "--version"], project.root).stdout.split("\n")[0]
     done = run([*command, *project.words(family, 16)], project.root)
     assert done.returncode == 0, done.stderr
-    assert "2 processes via mpi" in done.stderr + done.stdout
+    assert "processes: 2 via mpi" in done.stderr + done.stdout
     assert project.equals_one_process(family)
     REPORT.append(f"{command[0]} ({version.strip()}): 2 processes")
 

@@ -10,6 +10,7 @@ from common.config import ABSENT, ConfigError, Problem, Resolved, resolve
 from common.config.arguments import parameters
 from common.config.overrides import read_options
 from common.config.registry import REGISTRIES, Registry, file_of
+from common.config.schema import bare
 from cli.config_text import help_text, with_origins
 
 T = TypeVar("T")
@@ -71,7 +72,8 @@ def table(registry: Registry) -> str:
     lines = [f"{registry.kind}:"]
     width = max(map(len, entries), default=0)
     for name, entry in entries.items():
-        arguments = ", ".join(map(str, parameters(entry)[0].values()))
+        typed = [each.replace(annotation=bare(each.annotation)) for each in parameters(entry)[0].values()]
+        arguments = ", ".join(map(str, typed))
         lines.append(f"  {name:<{width}}  {file_of(entry)}  ({arguments})")
     if not entries:
         lines.append("  nothing is registered")

@@ -1,12 +1,14 @@
 """The first and last lines of a run's log: its parts and intervals; its results."""
 
 from collections.abc import Mapping
+from contextlib import suppress
 from datetime import timedelta
 from time import perf_counter
 from typing import Any
 
 from loguru import logger
 
+from common.base.errors import UserError
 from common.base.files import PROJECT
 from common.base.text import label, number
 from common.checkpoint.file import step_of
@@ -97,15 +99,14 @@ def log_end(trainer: Trainer, outcome: Outcome | None) -> None:
     best = trainer.best.best
     if best is not None:
         file = ""
-        if step_of(trainer.saver.folder.best) == best.step:
-            file = "best.pt: "
+        with suppress(UserError):  # it cannot be read
+            if step_of(trainer.saver.folder.best) == best.step:
+                file = "best.pt: "
         lines.append(f"best     {values(best.values, trainer)} ({file}step {best.step})")
     last = trainer.progress.values
-    if last:
-        lines.append(f"last     {values(last, trainer)}")
-        saved = trainer.saver.saved_step
-        if saved:
-            lines[-1] += f" (latest.pt: step {saved})"
+    saved = trainer.saver.saved_step
+    if last and saved:
+        lines.append(f"last     {values(last, trainer)} (latest.pt: step {saved})")
     if outcome is None or outcome.exit_code:
         again = trainer.paths.resume_command(str(PROJECT / "train.py"))
         lines.append(f"resume   {again or 'nothing was saved'}")

@@ -6,15 +6,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from common.base.errors import UserError
-from common.base.text import label
 from common.build import build_task
 from common.checkpoint.file import read_checkpoint
 from common.checkpoint.folder import best_in
 from common.checkpoint.state import load_task as load_state
-from common.data.sections import sets_of
+from common.config.problem import join_names
 from common.distributed import DistConfig, Rank, find_rank
 from common.distributed.devices import set_up_process
+from common.distributed.group import code_of
 from common.monitor.log import logger
 from common.optim.precision import Precision, build_precision
 from common.stage import in_stage
@@ -40,20 +39,6 @@ class Trained:
     rank: Rank
     precision: Precision
     position: Mapping[str, int]
-
-    def section(self) -> tuple[str, Mapping[str, Any]]:
-        """Return the name and section of the dataset that defines how to prepare inputs: the first of eval, or of val.
-
-        Raises:
-            UserError: both are null. Training data are augmented, so they cannot be used instead.
-        """
-        for split in ("eval", "val"):
-            for name, section in sets_of(getattr(self.config.dataset, split)).items():
-                return label(split, name), section
-        raise UserError(
-            "dataset.eval and dataset.val are null in the config of this run, so nothing says how inputs are prepared; "
-            'name a dataset: --dataset.eval "{type: ImageFiles, size: [32, 32]}"'
-        )
 
 
 def load_trained(model_pt: str | Path, options: Sequence[str] = ()) -> Trained:
@@ -84,6 +69,10 @@ def load_task(config: Config, path: Path, state: Mapping[str, Any], rank: Rank) 
     Every process must call this.
     """
     about = state["about"]
+    code = code_of()
+    changed = [name for name, checksum in state["fingerprint"]["code"].items() if code.get(name) != checksum]
+    if changed:
+        logger.warning("the code has changed since {} was saved: {}", path.name, join_names(changed, 10))
     precision = build_precision(config.precision, rank.device)
     # Frozen tensors that the checkpoint leaves out come from where the run took them.
     task = build_task(config, rank, first_weights=bool(state.get("frozen")))

@@ -25,6 +25,10 @@ from common.monitor.result import SetResult, SplitResult
 from common.optim.precision import Precision
 from common.task import Task
 
+_NOT_MEASURED = (
+    "best.metric: {} was not measured on this batch; available: {}. A metric gives NaN for a part that a batch lacks"
+)
+
 
 class Gallery(Protocol):
     """The seat `gallery`: it draws samples. Without a part that takes it, nothing is drawn.
@@ -112,16 +116,14 @@ class Evaluator:
                 results[loader.name] = SetResult(values, samples, pictures)
         return SplitResult(results)
 
-    def sanity_check(
-        self,
-        loaders: Sequence[EvaluationLoader],
-        *,
-        needs_loss: bool = False,
-    ) -> None:
+    def sanity_check(self, loaders: Sequence[EvaluationLoader], best: str = "") -> None:
         """Evaluate one batch of every set, so that mistakes in evaluation show before training, not an epoch later.
 
+        Args:
+            best: the value that decides about the best checkpoint, `set.value` of one of several sets.
+
         Raises:
-            UserError: with `needs_loss`, the task gives no loss.
+            UserError: `best` is not measured.
         """
         for loader in loaders:
             seen = _Pass(self.task, Rank(), self.gallery)
@@ -133,11 +135,13 @@ class Evaluator:
                     batch, output, losses = self._add(seen, batch, indices)
                     if seen.selection:
                         seen.selection.finish()
-                    if needs_loss and "loss" not in losses:
-                        raise UserError("best.metric is loss, but the task gives no loss in validation; name a metric")
                     if self.rank.is_main:
                         try:
-                            seen.metrics.compute()
+                            measured = [*losses, *seen.metrics.compute()]
+                            of_set = f"{loader.name}.".removeprefix(".")  # "" for a single set
+                            name = best.removeprefix(of_set)
+                            if best and best.startswith(of_set) and name not in measured:
+                                raise UserError(_NOT_MEASURED.format(name, ", ".join(measured)))
                         except (UserError, NotImplementedError):
                             raise
                         except (ValueError, ArithmeticError, RuntimeError) as error:  # it may lie in so few samples

@@ -136,7 +136,7 @@ StepInterval = Annotated[int | float | str | None, IntervalIn("step")]
 class ProgressConfig:
     """Length of a run, and when things happen. Intervals: numbers, "200step" or "0.5epoch"; -1, 0 or null means never.
 
-    Everything that is not "never" also happens after the last step.
+    Everything that is not "never" also happens after the last step, but not after an early stop.
     """
 
     epoch: Annotated[int | None, Field(ge=1)] = 40

@@ -160,17 +160,16 @@ class RunContext:
         Raises:
             UserError: another process has saved a checkpoint meanwhile.
         """
-        if self.folder is None or self.checkpoint is None:
-            return
-        path = self.checkpoint.path
-        checkpoints = CheckpointFolder(self.paths.checkpoints)
-        if self._resumed is not None:
+        if self.folder is not None and self.checkpoint is not None:
+            path = self.checkpoint.path
             if step_of(path) != step:
                 raise UserError(f"{path} was saved by another process while this one started: start this one again")
-            checkpoints.rewind_to(path, step)
-        if best is not None:
-            with warn_on_oserror("best.pt"):
-                checkpoints.find_best(best.step, path)
+            checkpoints = CheckpointFolder(self.paths.checkpoints)
+            checkpoints.rewind_to(path, step)  # of another run: it becomes this run's latest
+            if best is not None:
+                with warn_on_oserror("best.pt"):
+                    checkpoints.find_best(best.step, path)
+        self.monitor.begin()
 
     def _open_log(self, banner: str) -> None:
         """Continue in the log of the run's folder, after a line with `banner` if there is a log already."""

@@ -25,6 +25,7 @@ from common.evaluator import EvaluationInterrupted, Evaluator, Gallery
 from common.failure.signals import StopSignals, exit_code
 from common.finite import ScaledSteps, are_finite, bad_loss, not_finite, step_check
 from common.model import Strategy, check_trained, prepare
+from common.monitor.line import current_epoch
 from common.monitor.result import SplitResult
 from common.optim import build_optimizer
 from common.optim.average import Average
@@ -124,10 +125,6 @@ class Trainer:
         self.begin_stage()
         set_seed(mix(seed, self.rank.rank))  # from here on, each rank draws different random numbers (dropout)
 
-    def register_state(self, name: str, part: Any) -> None:
-        """Save `part` with the run: for plugins."""
-        self.state.register(name, part)
-
     @property
     def at(self) -> Position:
         """The position of the run, after the last optimizer step."""
@@ -138,12 +135,6 @@ class Trainer:
         self.progress.at = at
         position = TaskPosition(at.step, at.epoch, self.total_steps, self.stream.steps_per_epoch)
         object.__setattr__(self.task, "at", position)  # nn.Module's own way to set it takes 2 us, in each step
-
-    def change_stage(self) -> None:
-        """Begin another stage."""
-        self.check_losses()
-        self.optimizer_step.updates.clear()  # frees their wrappers
-        self.begin_stage()
 
     def begin_stage(self) -> None:
         """Build whatever depends on the settings of the current stage."""
@@ -175,7 +166,6 @@ class Trainer:
     def train(self) -> Outcome:
         """Train from the current position to the end of the run, an early stop or a signal."""
         check_trained(self.task, self.parameters)  # a plugin may have changed what is trainable
-        self.run.begin(self.at.step, self.best.best)
         self.task.train()
         with (
             torch.autograd.set_detect_anomaly(self.config.debug.debug_mode),
@@ -184,10 +174,10 @@ class Trainer:
             self.saver,
             error_context(lambda: whereabouts(self.stream, self.latest_step, self.at)),
         ):
-            best_is_a_loss = self.config.best.metric.rpartition(".")[2] == "loss"
-            self.evaluator.sanity_check(self.val, needs_loss=best_is_a_loss)
+            self.evaluator.sanity_check(self.val, self.config.best.metric)
             self.evaluator.sanity_check(self.evaluation)
             self.state.layout.begin()  # raises if the sanity checks have made parameters or buffers
+            self.run.begin(self.at.step, self.best.best)
             stop_waiting_when(self.stop_signals.stops_waiting)
             if self.config.progress.init_eval and self.saver.saved_step is None:  # not on a resume
                 self.evaluate("eval")
@@ -325,7 +315,8 @@ class Trainer:
             self.optimizer_step.guard.saved(self.at.step)
         self.run.keep_folder()
         state = self.state.state_dict(self.at, self.progress.values, self.progress.pending)
-        self.monitor.saving(self.at, best=best, numbered=numbered, mode=self.best.mode)
+        about = {"best": best, "numbered": numbered, "mode": self.best.mode}
+        self.monitor.recorder.record("checkpoint", step=self.at.step, epoch=current_epoch(self.at), **about)
         self.monitor.recorder.flush()  # metrics reach the disk before the checkpoint
         self.saver.save(state, best=best, numbered=numbered)
         self.monitor.clock.reset()

@@ -98,7 +98,7 @@ while [ "$left" -gt 0 ]; do
     --dry-run) dry_run=yes ;;
     *)
         case $word in
-        --print-config | --list) look=yes ;;
+        --print-config | --list | --list=*) look=yes ;;
         esac
         set -- "$@" "$word"
         ;;

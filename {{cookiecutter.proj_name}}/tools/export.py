@@ -25,6 +25,7 @@ from common.base.files import write_text
 from common.base.text import plain
 from common.build import build_evaluation
 from common.config import option_value
+from common.data.sections import sets_of
 from common.monitor.log import setup_log
 from common.run.paths import RunPaths
 from cli.program import run
@@ -81,9 +82,11 @@ def read_model(trained: Trained) -> tuple[Model, dict[str, str | None]]:
     Raises:
         UserError: the task does not call the model itself (but a part of it), or with other things than tensors.
     """
-    split = trained.section()[0].partition(".")[0]
     config, task, calls = replace(trained.config, num_workers=0), trained.task, list[tuple[Any, Any]]()
-    loader = build_evaluation(config, split, trained.rank)[0]
+    loaders = build_evaluation(config, "eval", trained.rank) or build_evaluation(config, "val", trained.rank)
+    if not loaders:
+        raise UserError("dataset.eval and dataset.val are null in the config of this run, so there are no samples")
+    loader = loaders[0]
     batch = loader.sample_batch(range(min(8, loader.size)))
     model: nn.Module = task.model
     hook = model.register_forward_pre_hook(lambda _, args, kwargs: calls.append((args, kwargs)), with_kwargs=True)
@@ -183,6 +186,7 @@ def shapes(named: Tensors) -> dict[str, Any]:
 def description(trained: Trained, model: Model, keys: Mapping[str, str | None], form: str) -> dict[str, Any]:
     """Return what a user of the exported file must know, as plain values."""
     config = trained.config
+    splits = (config.dataset.eval, config.dataset.val)
     return {
         "format": form,
         "checkpoint": str(trained.path),
@@ -194,7 +198,7 @@ def description(trained: Trained, model: Model, keys: Mapping[str, str | None], 
         "classes": list(trained.task.classes),
         "inputs": {name: {**entry, "key": keys[name]} for name, entry in shapes(model.inputs).items()},
         "outputs": shapes(model.outputs(model.inputs)),
-        "dataset": dict(trained.section()[1]),
+        "dataset": next(section for split in splits for section in sets_of(split).values()),
     }
 
 

@@ -17,18 +17,18 @@ from tqdm import tqdm
 from common.base.errors import UserError
 from common.base.files import atomic_file, unused_path
 from common.base.parts import fill, required
-from common.base.text import plain
+from common.base.text import label, plain
 from common.config.arguments import fit_arguments
 from common.config.problem import join_names, shown_path
 from common.config.registry import DATASET_REGISTRY
 from common.data.keyed import find_collate
 from common.data.loader import EvaluationLoader
-from common.data.sections import OWN
+from common.data.sections import OWN, sets_of
 from common.monitor.log import logger, setup_log
 from common.monitor.result import Picture
 from common.run.paths import RunPaths
 from common.task import Task
-from cli.trained import load_trained
+from cli.trained import Trained, load_trained
 from library.data.files_below import files_below
 
 _TOP = 5  # classes in a row
@@ -84,7 +84,7 @@ class Predictor:
         Raises:
             UserError: one does not exist, or there is none.
         """
-        kind = self.trained.section()[1]["type"]
+        kind = preparing_set(self.trained)[1]["type"]
         reader = DATASET_REGISTRY.get(kind)
         suffixes = getattr(reader, "suffixes", None)
         files: dict[str, None] = {}  # each once
@@ -105,8 +105,10 @@ class Predictor:
         return samples
 
     def run(self, files: list[str], *, pictures: bool = False) -> Iterator[Predicted]:
-        """Predict batch by batch."""
-        loader = self.loader(files)
+        """Predict batch by batch. Raises `UserError` if the run's dataset cannot read single files."""
+        return self._batches(self.loader(files), files, pictures)
+
+    def _batches(self, loader: EvaluationLoader, files: list[str], pictures: bool) -> Iterator[Predicted]:
         for (batch, reasons), (_, indices) in zip(loader, loader.keys, strict=True):
             good = []
             unreadable = []
@@ -123,7 +125,7 @@ class Predictor:
     def loader(self, files: Sequence[Any]) -> EvaluationLoader:
         """Batches of files in their order, see `Samples`: prepared as the data of the run, read by its workers."""
         trained = self.trained
-        split, section = trained.section()
+        split, section = preparing_set(trained)
         config = trained.config
         dataset = build_files(section, split, files)
         return EvaluationLoader(
@@ -150,6 +152,21 @@ class Predictor:
             return named, []
         drawing = required("pictures", "classification", "--pictures")
         return named, drawing.pictures(task, output, batch, len(files))
+
+
+def preparing_set(trained: Trained) -> tuple[str, Mapping[str, Any]]:
+    """Return the name and section of the dataset that defines how to prepare inputs: the first of eval, or of val.
+
+    Raises:
+        UserError: both are null. Training data are augmented, so they cannot be used instead.
+    """
+    for split in ("eval", "val"):
+        for name, section in sets_of(getattr(trained.config.dataset, split)).items():
+            return label(split, name), section
+    raise UserError(
+        "dataset.eval and dataset.val are null in the config of this run, so nothing says how inputs are prepared; "
+        'name a dataset: --dataset.eval "{type: ImageFiles, size: [HEIGHT, WIDTH]}"'
+    )
 
 
 def describe(task: Task, output: Any, batch: Any) -> list[dict[str, Any]]:
@@ -260,7 +277,7 @@ def build_files(section: Mapping[str, Any], mode: str, files: Sequence[Any]) -> 
     if not callable(make):
         raise UserError(
             f"dataset.{mode}: {section['type']} cannot read single files; give the class a method from_files, "
-            f'or name another dataset: --dataset.{mode} "{{type: ImageFiles, size: [32, 32]}}"'
+            f'or name another dataset: --dataset.{mode} "{{type: ImageFiles, size: [HEIGHT, WIDTH]}}"'
         )
     arguments = {}
     for name, parameter in inspect.signature(kind).parameters.items():
@@ -310,9 +327,10 @@ def main(argv: list[str]) -> int:
         raise UserError(f"--out {folder} has {target.name} already; name another folder, or delete that file")
     done = 0
     skipped: list[str] = []
+    batches = predictor.run(files, pictures=options.pictures)
     folder.mkdir(parents=True, exist_ok=True)
     with atomic_file(target) as file, tqdm(total=len(files), unit="file", disable=None) as bar:
-        for batch in predictor.run(files, pictures=options.pictures):
+        for batch in batches:
             for row in batch.rows:
                 line = json.dumps(plain(row), ensure_ascii=False).encode(errors="backslashreplace")
                 file.write(line + b"\n")

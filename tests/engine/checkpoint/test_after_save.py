@@ -17,7 +17,7 @@ from common.run.status import read_status
 from common.trainer import Trainer
 import train
 from parts.after_save import calls
-from parts.after_save.calls import AfterSave, Saved
+from parts.after_save.calls import AfterSave, Saved, finish
 from tests.checkpoint.test_checkpoint import state
 from tests.conftest import PROJECT, Runs
 from tests.ranks import start_ranks
@@ -88,7 +88,7 @@ def test_the_newest_of_each_name_is_next(saved: Any) -> None:
     assert not path.with_name("step_00000001.pt").exists()  # keep: 1
     assert len(left(path.parent)) == 4  # what is being read, and the newest of each name
     GATE.set()
-    function.finish(lambda: 0)
+    finish([function], lambda: 0)
     expected = [("latest.pt", 1, 1), ("step_00000001.pt", 1, 1), ("latest.pt", 5, 5), ("step_00000002.pt", 2, 2)]
     assert CALLS[0] == expected[0] and sorted(CALLS) == sorted(expected)
     assert not left(path.parent)
@@ -102,6 +102,31 @@ def test_a_function_that_hangs_does_not_keep_the_run(runs: Runs, monkeypatch: py
     said = (folder / "train.log").read_text()
     assert len(CALLS) == 1 and "step_00000010.pt (step 10" in said
     assert f"checkpoint.after_save {HERE}:hang did not finish and was abandoned" in said
+
+
+def test_an_interrupt_hides_no_error(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+    """That of someone who does not want to wait for an upload, after the run has failed."""
+
+    def interrupted(functions: Any, stopped_by: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("parts.after_save.around.finish", interrupted)
+    loss = "{$REPLACE: true, ce: {type: tests.small.NotANumber, after: 4}}"
+    assert runs.fail("--checkpoint.after_save", f"['{HERE}:hang']", "--loss", loss) == 2
+    status = read_status(RunPaths(runs.root / "run"))
+    assert status is not None and "step 5 is not a finite number" in status["reason"]
+
+
+def test_several_functions_wait_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A job that is stopped has 30 s for all."""
+    monkeypatch.setitem(calls._WAIT_S, signal.SIGTERM, 1.0)
+    functions = [AfterSave(f"{HERE}:hang") for _ in range(4)]
+    for function in functions:
+        function._names.put("latest.pt")
+        monkeypatch.setattr(AfterSave, "is_busy", True)
+    began = time.monotonic()
+    finish(functions, lambda: signal.SIGTERM)
+    assert time.monotonic() < began + 3
 
 
 @pytest.mark.slow
@@ -171,7 +196,7 @@ def test_a_signal_at_the_end_is_heard(saved: Any, monkeypatch: pytest.MonkeyPatc
     function, began = AfterSave(f"{HERE}:hang"), time.monotonic()
     for path in saved(1):
         function.add(path, 1)
-    function.finish(lambda: signal.SIGTERM if time.monotonic() > began + 1.5 else 0)
+    finish([function], lambda: signal.SIGTERM if time.monotonic() > began + 1.5 else 0)
     assert time.monotonic() - began < 5
 
 

@@ -169,6 +169,10 @@ def test_the_best_checkpoint_after_a_resume_from_another(runs: Runs) -> None:
     words = ["--progress.epoch", "3", "--progress.epoch_save_checkpoint", "1", "--metric", "{$REPLACE: true}"]
     first = runs.train(*words, "--best.metric", "loss", name="first")
     worse = ["--optim.lr", "50", "--allow_changes", "true", "--resume"]
+    broken = ["--loss", "{$REPLACE: true, ce: {type: tests.small.NotANumber, after: 0}}", *worse]
+    assert runs.fail(*words, *broken, str(first / "checkpoints" / "step_00000010.pt"), name="dead") == 2
+    names = {path.name: read_checkpoint(path)["position"]["step"] for path in runs.root.glob("dead/checkpoints/*.pt")}
+    assert names["latest.pt"] == 10  # it continues there, though it has saved nothing of its own
     folder = runs.train(*words, *worse, str(first / "checkpoints" / "step_00000010.pt"), name="other")
     best = read_checkpoint(folder / "checkpoints" / "best.pt")["position"]["step"]
     assert f"(best.pt: step {best})" in (folder / "train.log").read_text() and best == 10

@@ -328,6 +328,8 @@ def test_a_refused_resume_from_an_older_checkpoint_undoes_nothing(error_of: Erro
     older = ["--resume", str(folder / "checkpoints" / "step_00000005.pt")]
     assert "optim.lr" in error_of(*older, "--optim.lr", "5")
     assert "nowhere" in error_of(*older, "--plugins", "[nowhere:x]")
+    unlabelled = "{type: Accuracy, inputs: {label: batch.nothing}}"  # seen when a batch is tried
+    assert "batch.nothing" in error_of(*older, "--metric.other", unlabelled)
     assert {path.name: path.stat().st_ino for path in (folder / "checkpoints").iterdir()} == before
     assert (folder / "metrics.jsonl").read_text() == measured
     assert train.main(runs.words(*older)) == 0

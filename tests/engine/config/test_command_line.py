@@ -26,6 +26,13 @@ def test_a_config_cannot_run_code(runs: Runs, tmp_path: Path) -> None:
     assert not canary.exists()
 
 
+def test_a_list_shows_types_without_their_rules(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        train.main(["--list", "schedules"])
+    shown = capsys.readouterr().out
+    assert "power: float = 0.9" in shown and "FieldInfo" not in shown
+
+
 def test_the_log_begins_with_what_happens_when(runs: Runs) -> None:
     """Where it runs, which code was chosen, by file and line, then every period, in the loop's order."""
     folder = runs.train("--progress.epoch_val", "0.5epoch", "--progress.epoch", "1")

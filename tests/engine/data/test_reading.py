@@ -188,6 +188,20 @@ def test_a_dataset_with_a_state_is_put_back_before_it_is_read_again(runs: Runs) 
     assert re.search(VARIES, log_of(runs.train(*data("Forgetful", how="counter")[:2], name="forgetful")))
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("cut", ["2step", "1epoch"])
+def test_a_fixed_reduction_reads_nothing_of_it(runs: Runs, cut: str) -> None:
+    """The batch that it tries before training is not counted, in a first start and in a resume."""
+    words = [*data("WithState", how="counter")[:2], "--dist.reduction", "fixed"]
+    uncut = runs.train(*words, "--progress.epoch", "2", name="uncut")
+    end = "--progress.max_steps" if cut == "2step" else "--progress.epoch"
+    runs.train(*words, end, cut[0])
+    more = [] if end == "--progress.epoch" else ["--progress.max_steps", "null"]
+    folder = runs.train(*words, "--progress.epoch", "2", *more, "--resume", "auto")
+    assert same(load(uncut)["model"], load(folder)["model"])
+    assert load(uncut)["data"]["dataset"] == load(folder)["data"]["dataset"]
+
+
 @dataclass
 class Entry:
     path: Path

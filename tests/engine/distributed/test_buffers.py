@@ -183,7 +183,7 @@ class Counter:
 
 
 def registering(trainer: Trainer) -> None:
-    trainer.register_state("counter", Counter(trainer))
+    trainer.state.register("counter", Counter(trainer))
 
 
 @pytest.mark.slow

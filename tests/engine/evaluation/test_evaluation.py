@@ -14,8 +14,10 @@ from torch import Tensor
 from common.base.errors import UserError, error_context, with_notes
 from common.config import resolve
 from common.distributed import Rank
+from common.distributed.group import code_of
 from common.evaluation.loss import LossSums
 from common.evaluation.metric import GatheredMetric, MetricFactory, Results
+import evaluate
 from cli.program import EvalConfig
 from tests.conftest import CONFIG, Runs, metrics
 from tests.data.test_data import evaluation_shares
@@ -283,6 +285,18 @@ def test_evaluation_reads_its_data_again_each_time(runs: Runs, named: str, monke
 class Letterless(DigitsDataset):
     def __getitem__(self, index: int) -> dict[str, Tensor]:
         return {"image": self.images[index], "label": self.labels[index]}
+
+
+def test_evaluate_says_that_the_code_has_changed(
+    runs: Runs, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its numbers may then be others than those of training."""
+    best = str(runs.train("--progress.epoch", "1") / "checkpoints" / "best.pt")
+    capsys.readouterr()
+    assert evaluate.main(["--model_pt", best]) == 0 and "has changed" not in capsys.readouterr().err
+    monkeypatch.setattr("cli.trained.code_of", lambda: {**code_of(), "custom/config.py": "0"})
+    assert evaluate.main(["--model_pt", best]) == 0
+    assert "the code has changed since best.pt was saved: custom/config.py\n" in capsys.readouterr().err
 
 
 def test_evaluate_never_builds_the_training_data(runs: Runs, evaluated: Callable[..., dict[str, Any]]) -> None:

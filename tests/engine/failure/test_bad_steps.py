@@ -100,6 +100,15 @@ def test_the_samples_of_several_steps() -> None:
     assert stream.samples(Position(epoch_size=10), 7) == expected and at.epoch == 1 and at.sample == 9
 
 
+def test_a_rewind_of_a_run_that_got_a_policy_later(runs: Runs) -> None:
+    """It goes to the checkpoint with which the policy began, though another one was saved since, not as planned."""
+    runs.train("--progress.epoch", "1")
+    later = ["--progress.epoch", "2", "--progress.epoch_save_latest", "-1", "--progress.epoch_val", "-1"]
+    later += ["--progress.epoch_save_checkpoint", "-1"]
+    folder = runs.train(*REWIND, *later, "--resume", "auto", "--allow_changes", "true")
+    assert load(folder)["bad_steps"]["anchor"] == 5
+
+
 @pytest.mark.slow
 def test_a_rewind(runs: Runs) -> None:
     """Weights, optimizer and what spikes are compared with are the checkpoint's; batches since are skipped."""

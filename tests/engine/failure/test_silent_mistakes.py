@@ -123,6 +123,21 @@ def test_what_is_right_has_no_warning(runs: Runs, words: list[str]) -> None:
     assert " WARNING " not in log
 
 
+def no_scalar(output: Any, batch: Any, how: str) -> Any:
+    loss = torch.nn.functional.cross_entropy(output["logits"], batch["label"], reduction="none")
+    return {"vector": loss, "number": loss.mean().item(), "nothing": None}[how]
+
+
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [("vector", "has the shape (160,)"), ("number", "is of type float"), ("nothing", "is of type NoneType")],
+)
+def test_a_loss_that_is_no_scalar(error_of: ErrorOf, how: str, said: str) -> None:
+    """The usual first mistake: what is wrong with which loss, and what to do."""
+    text = error_of("--loss", f"{{$REPLACE: true, mine: {{type: {HERE}.no_scalar, how: {how}}}}}")
+    assert f"the loss mine {said}" in text and ("use .mean()" in text or "without .item()" in text)
+
+
 def test_a_target_of_another_shape(runs: Runs, capsys: pytest.CaptureFixture[str]) -> None:
     """One error instead of torch's three warnings and a wrong loss; with validation data and without."""
     words = [

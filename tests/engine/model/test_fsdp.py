@@ -193,7 +193,7 @@ def own_state(trainer: Trainer) -> None:
         def load_state_dict(self, state: dict[str, Any]) -> None:
             self.state = state
 
-    trainer.register_state("copy", Copy())
+    trainer.state.register("copy", Copy())
 
 
 @pytest.mark.slow

@@ -144,6 +144,7 @@ def test_a_bar_only_on_a_terminal(run):
     """Not in a file; a test's output is a file."""
     monitor = Monitor(MonitorConfig(writers=[]), Rank(), run, values={})
     with monitor.training(Position(), 10):
+        monitor.begin()
         assert monitor.bar.disable
 
 
@@ -158,6 +159,7 @@ def short_run(project: Path, *, resume_step: int | None = None, last: int = 3, r
         monitor = Monitor(MonitorConfig(), rank or Rank(), opened, resume_step=resume_step, values={})
         begin = resume_step or 0
         with monitor.training(Position(step=begin), total_steps=9, epochs=3):
+            monitor.begin()
             for step in range(begin + 1, last + 1):
                 at = Position(step=step, epoch=0, sample=step, epoch_size=9)
                 monitor.clock.batch_ready()
@@ -165,7 +167,7 @@ def short_run(project: Path, *, resume_step: int | None = None, last: int = 3, r
                 monitor.step_done(at, 4)
                 monitor.train(at, optimizer, torch.tensor(2.0), {})
         monitor.evaluation("val", at, SplitResult({"": SetResult({"loss": 0.5}, 7)}), best=True)
-        monitor.saving(at, best=False, numbered=False, mode="min")
+        monitor.recorder.record("checkpoint", step=at.step, epoch=1, best=False, numbered=False, mode="min")
         monitor.end("finished", at, "3 epochs")
     return lines
 

@@ -9,6 +9,7 @@ import pytest
 
 from common.run import record
 from common.run.paths import DirConfig, RunPaths
+from parts.job_script.around import job_script
 from tests.conftest import TRAIN
 from tests.parts.job_script.test_job_script import git, one_of, open_, run_job
 
@@ -78,8 +79,12 @@ def test_job_script_is_clean(project):
         subprocess.run(["shellcheck", "--shell=sh", str(run.folder.job_file)], check=True)
 
 
-def test_a_run_with_a_launcher_of_its_own(project, tmp_path):
-    """It is repeated by the one that the script starts."""
+@pytest.mark.parametrize(("launcher", "replaced"), [("mpi", True), ("auto", False), ("none", False)])
+def test_a_run_with_a_launcher_of_its_own(project, tmp_path, launcher, replaced):
+    """It is repeated by the one that the script starts; a run that was to be alone, alone."""
     with closing(open_(project)) as run:
+        text = job_script(run.folder.root, project, run.record, launcher=launcher)
+        run.folder.job_file.write_text(text)
         called, _ = run_job(run.folder, cwd=tmp_path)
-    assert called[called.index("--dist.launcher") + 1] == "auto"
+    assert ("--dist.launcher" in called) == replaced
+    assert not replaced or called[called.index("--dist.launcher") + 1] == "auto"

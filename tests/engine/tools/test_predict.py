@@ -79,6 +79,14 @@ def test_a_tensor_of_another_length_describes_no_sample() -> None:
     assert describe(nn.Identity(), output, {})[1] == {"logits": [3.0, 4.0, 5.0]}
 
 
+def test_a_refusal_leaves_no_folder(run: Path, tmp_path: Path) -> None:
+    picture(tmp_path / "a.png", 1)
+    words = ["--dataset.eval", "{$REPLACE: true, type: tests.data.test_data.Noisy}", "--input", str(tmp_path / "a.png")]
+    with pytest.raises(UserError, match="cannot read single files"):
+        predict.main(["--model_pt", str(run), *words, "--out", str(tmp_path / "out")])
+    assert not (tmp_path / "out").exists()
+
+
 def test_a_name_that_is_no_text(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a terminal that refuses what it cannot write."""
     image = tmp_path / os.fsdecode(b"caf\xe9.png")

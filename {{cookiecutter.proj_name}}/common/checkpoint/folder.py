@@ -147,7 +147,7 @@ class CheckpointFolder:
         """Have the best checkpoint so far, of `step`, as `best.pt`, after a resume from `source`."""
         if step_of(self.best) == step:
             return
-        for path in (source, source.with_name(self.best.name), *self.files()):
+        for path in (source, *CheckpointFolder(source.parent).files()):
             if step_of(path) == step:
                 link_file(path, self.best)
                 return

@@ -73,9 +73,9 @@ class RunState:
         self._draws_alike = config["dist"].get("reduction") == "fixed"
 
     def register(self, name: str, part: Any) -> None:
-        """Save `part` with the run, for each rank if ranks differ. Raises `UserError` if the name is taken."""
+        """Save `part` with the run: for plugins. Of each rank if ranks differ. Raises `UserError` for a taken name."""
         if name in self.user_states or name == _DATA:  # saved like `user`, since it may differ between processes too
-            raise UserError(f"register_state: the name {name} is taken; choose another")
+            raise UserError(f"state.register: the name {name} is taken; choose another")
         self.user_states[name] = part
 
     def state_dict(self, at: Position, values: Mapping[str, float], pending: Collection[str] = ()) -> dict[str, Any]:

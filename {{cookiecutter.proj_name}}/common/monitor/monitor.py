@@ -111,8 +111,6 @@ class Monitor:
         self._total_steps = total_steps
         self._total_epochs = epochs
         self.start = self.step = at.step
-        self.recorder = self._make_recorder()
-        self._status("running", at.step)
         hidden = None  # if this is not a terminal
         if not self._rank.is_main or os.environ.get("TQDM_DISABLE"):
             hidden = True
@@ -130,6 +128,11 @@ class Monitor:
         finally:
             self.bar.close()
             self.recorder.flush()
+
+    def begin(self) -> None:
+        """Begin to record, when nothing can refuse this attempt any more: entries of later steps are removed."""
+        self.recorder = self._make_recorder()
+        self._status("running", self.step)
 
     def step_done(self, at: Position, samples: int) -> None:
         """Count an optimizer step on `samples` samples, of all processes."""
@@ -219,24 +222,6 @@ class Monitor:
         self.record(split, at, result.values, samples=result.samples)
         if best:
             self.recorder.write("scalars", "best", at.step, drop_duplicate_loss(result.values))
-
-    def saving(
-        self,
-        at: Position,
-        *,
-        best: bool,
-        numbered: bool,
-        mode: str,
-    ) -> None:
-        """Record a checkpoint before it is written. `mode`: "min" or "max", which values are better."""
-        self.recorder.record(
-            "checkpoint",
-            step=at.step,
-            epoch=current_epoch(at),
-            best=best,
-            numbered=numbered,
-            mode=mode,
-        )
 
     def end(self, state: State, at: Position, reason: str) -> None:
         """Write the last line, entry and status of the run. Nothing can be written afterwards."""

@@ -47,6 +47,8 @@ class GitState:
         text = f"{self.commit[:12]} on {self.branch}"
         if self.dirty:
             text += " + uncommitted changes"
+        if self.untracked:
+            text += f" + {len(self.untracked)} untracked (run.json)"
         return text
 
 
@@ -222,14 +224,12 @@ def environment_text(attempt: dict[str, Any]) -> str:
     """Return the banner at the top of a log: machine, versions, code, seed, command. One line each."""
     machine = attempt["machine"]
     packages = attempt["packages"]
-    processes = "1 process"
-    if attempt["world_size"] > 1:
-        processes = f"{attempt['world_size']} processes"
     return (
         f"machine   {attempt['host']}, {attempt['system']}\n"
         f"versions  python {machine['python']}, torch {packages['torch']}, numpy {packages['numpy']}, cuda "
         f"{machine['cuda']}, template {attempt['template']}\n"
         f"code      {GitState(**attempt['git'])}\n"
-        f"run       {processes} via {attempt['launcher']}, seed {attempt['seed']}, CPU threads {machine['threads']}\n"
+        f"run       processes: {attempt['world_size']} via {attempt['launcher']}, seed {attempt['seed']}, "
+        f"CPU threads {machine['threads']}\n"
         f"command   {attempt['command']}"
     )

@@ -4,7 +4,7 @@ import signal
 import threading
 import time
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from queue import Queue
@@ -50,7 +50,7 @@ class AfterSave:
     def __init__(self, section: str | Mapping[str, Any]) -> None:
         self._function = AFTER_SAVE_REGISTRY.build(section)
         name = section if isinstance(section, str) else section["type"]  # its arguments may be credentials
-        self._what = f"checkpoint.after_save {name}"
+        self.what = f"checkpoint.after_save {name}"
         self._waiting: dict[str, Saved] = {}
         self._names = Queue[str]()
         threading.Thread(target=self._work, name="after_save", daemon=True).start()
@@ -65,22 +65,10 @@ class AfterSave:
             self._waiting[path.name] = saved
             self._names.put(path.name)
 
-    def finish(self, stopped_by: Callable[[], int]) -> None:
-        """Wait until no file is left, not long after a signal.
-
-        Args:
-            stopped_by: returns the signal that has ended the run, or has arrived since then; 0 for none.
-        """
-        number = stopped_by()
-        began = time.monotonic()
-        while self._names.unfinished_tasks:
-            if time.monotonic() > began + _WAIT_S.get(number, _WAIT_S[signal.SIGTERM]):
-                logger.warning("{} did not finish and was abandoned", self._what)
-                return
-            time.sleep(0.1)
-            if number != stopped_by():
-                number = stopped_by()
-                began = time.monotonic()
+    @property
+    def is_busy(self) -> bool:
+        """Whether a file is left."""
+        return self._names.unfinished_tasks > 0
 
     def _work(self) -> None:
         while True:
@@ -90,6 +78,26 @@ class AfterSave:
                     self._function(saved)
                 except (Exception, SystemExit) as error:  # noqa: BLE001 - a user's function can raise anything
                     why = f"{saved.name} of step {saved.step}: {type(error).__name__}: {error}"
-                    logger.warning("{} failed with {}", self._what, why)
+                    logger.warning("{} failed with {}", self.what, why)
             del saved  # while this thread waits, nothing keeps the link
             self._names.task_done()
+
+
+def finish(functions: Sequence[AfterSave], stopped_by: Callable[[], int]) -> None:
+    """Wait until no file is left, for all functions together, not long after a signal.
+
+    Args:
+        stopped_by: returns the signal that has ended the run, or has arrived since then; 0 for none.
+    """
+    number = stopped_by()
+    began = time.monotonic()
+    while any(function.is_busy for function in functions):
+        if time.monotonic() > began + _WAIT_S.get(number, _WAIT_S[signal.SIGTERM]):
+            for function in functions:
+                if function.is_busy:
+                    logger.warning("{} did not finish and was abandoned", function.what)
+            return
+        time.sleep(0.1)
+        if number != stopped_by():
+            number = stopped_by()
+            began = time.monotonic()

@@ -140,9 +140,7 @@ class Guard:
     def _go_back(self, why: str) -> Position:
         """Take weights and optimizer of the last planned checkpoint. Returns its position."""
         self.saver.wait()
-        anchor = self.anchor
-        if anchor is None:
-            anchor = self.monitor.start
+        anchor = self._target()
         if not anchor:
             raise not_finite(f"{why}, and there is nothing to rewind to", self.saver)
         path = from_main(self._checkpoint_at(anchor), self.state.rank)  # every process
@@ -158,6 +156,12 @@ class Guard:
                 self.state.states[name].load_state_dict(states.get(name, {}))
         return Position(**state["position"])
 
+    def _target(self) -> int | None:
+        """Return the step to rewind to: of the last planned checkpoint, else the one that the run began with."""
+        if self.anchor is None:
+            return self.monitor.start
+        return self.anchor
+
     def _checkpoint_at(self, step: int) -> Path:
         """Return the checkpoint of a step; if there is none any more, the newest."""
         folder = self.saver.folder
@@ -169,7 +173,7 @@ class Guard:
 
     def state_dict(self) -> dict[str, Any]:
         """Return what determines how later steps are judged."""
-        return {"anchor": self.anchor, "left_out": self.left_out, "last": dict(self.last)}
+        return {"anchor": self._target(), "left_out": self.left_out, "last": dict(self.last)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a saved state; that of a run without a policy is empty."""

@@ -9,6 +9,7 @@ import torch
 from loguru import logger
 from torch import Tensor
 
+from common.base.errors import UserError
 from common.base.nested import map_tensors
 from common.base.text import label
 from common.config.problem import join_names
@@ -42,6 +43,7 @@ class FirstBatch:
     def __call__(self, loader: EvaluationLoader, batch: Any, output: Any, losses: Losses) -> None:
         """Check a batch that is on the device, in evaluation mode and without gradients."""
         name = label(loader.split, loader.name)
+        refuse_no_scalar(losses)
         data = {}
         if isinstance(batch, Mapping):
             data = {key: value for key, value in batch.items() if isinstance(value, Tensor)}
@@ -119,6 +121,19 @@ class FirstBatch:
             "depends on eval_batch_size, and training on optim.accumulate. {}",
             *(name, whole[name], size, label(loader.split, loader.name), sums[name] / total, _MEAN),
         )
+
+
+def refuse_no_scalar(losses: Mapping[str, Any]) -> None:
+    """Raise `UserError` if a loss is no scalar tensor; its part comes before `loss`, the sum."""
+    for name in sorted(losses, key=lambda name: name == "loss"):
+        value = losses[name]
+        if not isinstance(value, Tensor):
+            raise UserError(
+                f"the loss {name} is of type {type(value).__name__}; a loss is a tensor without dimensions, the mean "
+                "over the samples: return it without .item(), a constant as torch.tensor(1.0)"
+            )
+        if value.ndim:
+            raise UserError(f"the loss {name} has the shape {tuple(value.shape)}; a loss is one number: use .mean()")
 
 
 def warn_of_range(name: str, image: Tensor | None) -> None:

@@ -5,6 +5,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from loguru import logger
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -36,6 +37,8 @@ class Ema(Average):
         self._switched: list[Any] = []
         self._never = own_buffers(model)
         self.follow(model)
+        if self.is_active:
+            logger.info("validation and evaluation take averaged weights (optim.ema.decay {})", config.decay)
 
     def follow(self, model: nn.Module, optimizer: Optimizer | None = None) -> None:
         """Also average newly trained parameters from now on. Call it when a stage begins, which may unfreeze some.

@@ -24,7 +24,7 @@ run=$(CDPATH="" cd -P -- "$(dirname -- "$0")" && pwd)
 project={project}
 python=${{PYTHON:-{python}}}  # PYTHON=... sh job.sh uses another interpreter
 cd -- "$project" || exit 1
-{preparations}exec {launch} {script} --config "$run/config.yaml" --dist.launcher auto \\
+{preparations}exec {launch} {script} --config "$run/config.yaml"{launcher} \\
     --name {name} --dist.random_seed {seed} "$@"
 """
 _GIT_CHECK = """\
@@ -52,17 +52,19 @@ def write_job_script(run: RunContext) -> None:
     """Write `job.sh` to the folder of a run, unless it has one."""
     if run.folder is None or run.paths.job_file.exists():
         return
-    script = job_script(run.paths.root, PROJECT, run.folder.record, run.config.gpu_ids not in (-1, [-1]))
+    gpus = run.config.gpu_ids not in (-1, [-1])
+    script = job_script(run.paths.root, PROJECT, run.folder.record, gpus, run.config.dist.launcher)
     with warn_on_oserror("job.sh"):
         write_text(run.paths.job_file, script)
         run.paths.job_file.chmod(run.paths.job_file.stat().st_mode | 0o111)
 
 
-def job_script(run: Path, project: Path, attempt: dict[str, Any], gpus: bool = False) -> str:
+def job_script(run: Path, project: Path, attempt: dict[str, Any], gpus: bool = False, launcher: str = "auto") -> str:
     """Return a POSIX shell script that repeats the run as `<name>_replicate`, from any directory.
 
     Args:
         gpus: whether each process has a GPU.
+        launcher: `dist.launcher` of the run: the script may use another one than that it names.
     """
     run = run.resolve()
     project = project.resolve()
@@ -92,6 +94,7 @@ def job_script(run: Path, project: Path, attempt: dict[str, Any], gpus: bool = F
         preparations="".join(lines),
         launch=_launch(attempt, hosts, gpus),
         script=shlex.quote(script),
+        launcher="" if launcher in ("auto", "none") else " --dist.launcher auto",
         name=shlex.quote(f"{run.name}_replicate"),
         seed=attempt["seed"],
     )

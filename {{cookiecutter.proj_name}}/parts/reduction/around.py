@@ -40,7 +40,10 @@ def refuse_varying_bits(trainer: Trainer) -> None:
                 f"dataset.{name}: {reading['varies']}"
             )
     trainer.task.train()
+    before = deepcopy(stream.state_dict())
     batch = stream.sample_batch(full=True)
+    stream.load_state_dict(before)  # reading changes a dataset that counts
+    stream.batches.epoch = None
     for update in step.updates.values():
         with random_state_unchanged(step.rank.device), buffers_unchanged(trainer.task):
             # In the first, there is also what a module computes only once.

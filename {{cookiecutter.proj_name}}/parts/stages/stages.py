@@ -22,7 +22,7 @@ from common.evaluation.loss import measured_losses
 from common.model.freeze import freeze
 from common.model.prepare import check_patterns
 from common.optim import OptimConfig
-from common.optim.groups import needs_closure, parameter_groups
+from common.optim.groups import needs_closure, optimizer_class, parameter_groups
 from common.optim.optimizer import own_values, parts_of
 from common.optim.schedule import Schedule
 from common.progress import Interval, Position
@@ -46,7 +46,7 @@ def stage_layers(config: Any, number: int) -> tuple[dict[str, Any], dict[str, An
     values = to_jsonable_python(replace(config, stages=[]))
     optim = stage.optim or {}
     below = values["optim"]
-    if optim.get("optim_type", below["optim_type"]) != below["optim_type"]:
+    if _optimizer(optim.get("optim_type", below["optim_type"])) != _optimizer(below["optim_type"]):
         below["args"] = {}  # those of another optimizer
     schedule, kind = optim.get("lr_scheduler"), below["lr_scheduler"]["type"]
     if isinstance(schedule, dict) and schedule.get("type", kind) != kind:
@@ -54,6 +54,21 @@ def stage_layers(config: Any, number: int) -> tuple[dict[str, Any], dict[str, An
     freeze = {"freeze": [*config.prepare.freeze, *(stage.freeze or [])]}
     over = {"optim": optim, "loss": stage.loss, "prepare": freeze}
     return values, {name: part for name, part in over.items() if part}
+
+
+def change_stage(trainer: "Trainer") -> None:
+    """Have the trainer begin another stage."""
+    trainer.check_losses()
+    trainer.optimizer_step.updates.clear()  # frees their wrappers
+    trainer.begin_stage()
+
+
+def _optimizer(name: str) -> type[Optimizer] | str:
+    """Return the class that a name means, in any case; the name itself if it means none."""
+    try:
+        return optimizer_class(name)
+    except UserError:
+        return name
 
 
 def settings_in(config: Any, number: int) -> Any:
@@ -171,7 +186,7 @@ class Stages(WholeRun):
             return
         before = trainer.optimizer
         self._freeze(trainer.task)
-        trainer.change_stage()
+        change_stage(trainer)
         take_over(trainer.optimizer, before)
         news = [str(change) for change in changes(settings, to_jsonable_python(self.config))]
         logger.info("{} after step {}: {}", self, trainer.at.step, "; ".join(news) or "no change")
@@ -218,7 +233,7 @@ class Stages(WholeRun):
         if "stages" in state:
             self.load_state_dict(state["stages"])
             self._freeze(trainer.task)
-            trainer.change_stage()
+            change_stage(trainer)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the number and start of the stage, and the state of its plateau."""

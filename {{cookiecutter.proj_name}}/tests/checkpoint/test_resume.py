@@ -104,7 +104,7 @@ drawing = Drawing()
 def plugin(trainer: Trainer) -> None:
     """Install what a config names in `plugins`."""
     drawing.count = 0
-    trainer.register_state("drawing", drawing)
+    trainer.state.register("drawing", drawing)
 
 
 def test_state_of_ones_own(runs: Runs) -> None:

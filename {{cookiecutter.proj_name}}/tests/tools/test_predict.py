@@ -19,7 +19,7 @@ import predict
 from predict import Predictor
 from tests.conftest import PROJECT, Runs, load
 from tests.samples import Convolution
-from tools.predict import build_files
+from tools.predict import build_files, preparing_set
 
 FOLDER = "type: ImageFolderDataset, folder: photos, size: [6, 10], channels: 1"
 SCALED = "transforms: [{type: Normalize, mean: [0.4], std: [0.2]}]"
@@ -89,7 +89,7 @@ def test_a_folder_is_predicted_as_the_run_would_see_it(
     predictor = Predictor(run)
     rows = predictor([tmp_path / "in"])
     assert [row["file"] for row in rows] == [str(file) for file in files]
-    split, section = predictor.trained.section()
+    split, section = preparing_set(predictor.trained)
     assert build_files(section, split, list(map(str, files)))[0]["name"] == "a.png"  # below its picture
     for row in rows:
         values = expected(run, Path(row["file"]))

@@ -42,7 +42,11 @@ def main(argv: list[str]) -> int:
     tasks: list[int | None] = [None]
     if options.array is not None:
         tasks = [*array_tasks(options.array)]
-    resolved = [resolve([word.replace("%a", str(task)) for word in words]) for task in tasks]
+    resolved = []
+    for task in tasks:
+        if task is None and any("%a" in word for word in words):
+            raise UserError("%a stands for the number of a task: it needs --slurm.array")
+        resolved.append(resolve([word.replace("%a", str(task)) for word in words]))
     folder = common_folder(resolved)
     jobs = folder.root.parent / ".jobs" / folder.name
     gpu_ids = resolved[0].config.gpu_ids

@@ -48,6 +48,11 @@ def test_a_list_of_tasks_that_is_none(text: str) -> None:
         submit.array_tasks(text)
 
 
+def test_the_number_of_a_task_without_an_array() -> None:
+    with pytest.raises(UserError, match=r"%a stands for the number of a task: it needs --slurm.array"):
+        submit.main(["--dry-run", "--", "--config", "configs/default.yaml", "--name", "x%a"])
+
+
 def test_code_that_git_ignores(tmp_path: Path) -> None:
     """A package is needed as it lies, with what is compiled in it; not so an environment."""
     packages = {"custom/__init__.py", "custom/kernels/build/a.so", "dist/__init__.py", "dist/part.py"}

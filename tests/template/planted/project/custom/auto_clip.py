@@ -31,4 +31,4 @@ class AutoClip:
 
 def attach(trainer: Trainer) -> None:
     """Clip the gradients of a run; a plugin."""
-    trainer.register_state("auto_clip", AutoClip(trainer))
+    trainer.state.register("auto_clip", AutoClip(trainer))
