@@ -44,7 +44,7 @@ class DebugConfig:
     """Debugging aids. `--debug` sets these and more, see configs/debug.yaml."""
 
     debug_mode: bool = False
-    """anomaly detection: the operation that gave a NaN is named"""
+    """anomaly detection: the first backward operation with NaN is named"""
     max_samples: Annotated[int, Field(ge=0)] = 0
     """use only the first n samples of each split; 0: all"""
 
@@ -68,7 +68,7 @@ class RunConfig:
     batch_size: Annotated[int, Field(ge=1)] = 64
     """samples per process and forward pass"""
     num_workers: Annotated[int, Field(ge=0)] = 0
-    """loader workers per process; 0: read without workers"""
+    """workers of each loader; 0: read without workers"""
     dir: DirConfig = field(default_factory=DirConfig)
     dist: DistConfig = field(default_factory=DistConfig)
     debug: DebugConfig = field(default_factory=DebugConfig)
