@@ -10,6 +10,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal, NoReturn
 
+from common.base.errors import UserError
 from common.base.files import PROJECT
 from common.config import option_value, resolve, section
 from common.distributed import is_launched
@@ -56,8 +57,11 @@ def with_config_of_run(argv: Sequence[str]) -> list[str]:
     words = list(argv)
     if option_value(argv, "--config"):
         return words
-    stored = config_of_run(option_value(argv, "--resume"))
+    resume = option_value(argv, "--resume")
+    stored = config_of_run(resume)
     if stored is None:
+        if resume and resume != "auto" and not Path(resume).expanduser().exists():
+            raise UserError(f"--resume {resume}: there is no such run or checkpoint")
         return words
     if not any(word.startswith("--allow_changes") for word in words):  # it was allowed once
         words += ["--allow_changes", "false"]

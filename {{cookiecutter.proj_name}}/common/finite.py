@@ -197,6 +197,6 @@ def bad_loss(step: int, stream: TrainStream, saver: Saver, rank: Rank, name: str
 
 def not_finite(what: str, saver: Saver) -> TrainingError:
     """Return the error that ends a run: the fault, the last checkpoint, and advice."""
-    advice = "Check the data for NaN; try a smaller optim.lr, clip_gradients, --debug, or optim.bad_steps."
+    advice = "Check the data for NaN; try a smaller optim.lr, optim.clip_gradients, or --debug."
     saver.wait()  # it may still be writing the last good checkpoint
     return TrainingError(f"{what}; {saver.folder.last_good}.\n  {advice}")

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from common.base.errors import UserError
 from common.config import resolve
 from common.config.registry import MODEL_REGISTRY, file_of
 import evaluate
@@ -335,6 +336,12 @@ def test_a_refused_resume_from_an_older_checkpoint_undoes_nothing(error_of: Erro
     assert train.main(runs.words(*older)) == 0
     assert (folder / "checkpoints" / "abandoned_step_00000010.pt").exists()
     assert (folder / "metrics.jsonl").read_text() != measured
+
+
+def test_a_resume_of_nothing() -> None:
+    """Without --config, whose absence is not the mistake."""
+    with pytest.raises(UserError, match="--resume experiments/nope: there is no such run or checkpoint"):
+        train.main(["--resume", "experiments/nope"])
 
 
 def test_changes_are_allowed_for_one_resume(error_of: ErrorOf, runs: Runs) -> None:

@@ -84,7 +84,8 @@ ADVICE = {
         "the GPU is out of memory: a smaller batch_size; or, after an assert in a kernel, label >= the number of "
         "classes? Rerun with CUDA_LAUNCH_BLOCKING=1"
     ),
-    r"device-side assert|CUBLAS_STATUS_INTERNAL_ERROR|Target .* out of bounds": (
+    r"device-side assert|CUBLAS_STATUS_INTERNAL_ERROR": (
         "label >= the number of classes? Rerun with CUDA_LAUNCH_BLOCKING=1"
     ),
+    r"Target .* out of bounds": "a label is not below the number of classes: change those of the model, or the labels",
 }
