@@ -61,6 +61,7 @@ def _in_the_project(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.autograd.set_detect_anomaly(False)
+    os.environ.pop("CUBLAS_WORKSPACE_CONFIG", None)  # of a run with dist.deterministic; a resume compares it
 
 
 @pytest.fixture(autouse=True)
