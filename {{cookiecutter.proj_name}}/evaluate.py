@@ -103,8 +103,8 @@ def evaluate(config: EvalConfig, path: Path, folder: Path, rank: Rank) -> str:
         return ""
     position = trained.position
     logger.info("{} of {}, epoch {epoch}, step {step}", config.split, shown(path), **position)
-    about = {"checkpoint": str(path), "split": config.split, "step": position["step"], "epoch": position["epoch"]}
-    evaluator.write(folder, result, **about)
+    step = position["step"]
+    evaluator.write(folder, result, checkpoint=str(path), split=config.split, step=step, epoch=position["epoch"])
     logger.info("the results are in {}", shown(folder))
     tables = {name: table(measured) for name, measured in result.sets.items()}
     return "\n".join(f"{name}:\n{text}" if name else text for name, text in tables.items())

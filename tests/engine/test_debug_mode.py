@@ -6,13 +6,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import yaml
+from loguru import logger
 
 from common import distributed
 from common.base.text import flat
 from common.config import resolve
 from common.distributed import DistConfig
 import train
+from parts.gradients.around import log_gradients
 from tests.conftest import CONFIG, PROJECT, Runs, metrics
 from custom.config import Config
 
@@ -117,3 +120,14 @@ def test_a_warm_up_that_does_not_fit_is_refused_in_a_real_run(runs: Runs, capsys
         [0.2, 0.4, 0.6, 0.8, 1]
     )
     assert runs.fail(*words, "--debug.debug_mode", "true", "--optim.lr_scheduler.tmax", "10step") == 2
+
+
+def test_sparse_gradients_are_shown() -> None:
+    """Those of the rows that were used."""
+    model = torch.nn.Embedding(5, 2, sparse=True)
+    model(torch.tensor([1, 1])).sum().backward()
+    messages: list[str] = []
+    number = logger.add(messages.append, format="{message}")
+    log_gradients(model, every=True)
+    logger.remove(number)
+    assert "largest |gradient| 2.000e+00 in weight" in "".join(messages)

@@ -16,7 +16,7 @@ import train
 from tests.conftest import CONFIG, Runs, load, metrics, same
 from tests.parts.stages.test_stages import CE, EACH_STEP, LOSSES, PLATEAU, THREE, TOWER, log, model
 from tests.ranks import several
-from tests.resume import differing, final
+from tests.resume import differing, final, same_after_cut
 from tests.resume import words as resumable
 from tests.small import Tower
 from tests.test_task import TURNS, apart
@@ -244,3 +244,42 @@ def test_a_fixed_module_stays_in_evaluation_mode(runs: Runs) -> None:
     weights = load(folder)["model"]
     counts = {name: int(value) for name, value in weights.items() if name.endswith("num_batches_tracked")}
     assert {"teacher" in name: count > 0 for name, count in counts.items()} == {False: True, True: False}
+
+
+def slower(trainer: Any) -> None:
+    """A plugin: half the learning rate, by a hook on the optimizer of the first stage."""
+
+    def halve(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        for group in optimizer.param_groups:
+            group["lr"] *= 0.5
+
+    trainer.optimizer.register_step_pre_hook(halve)
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        ["--plugins", "[engine.test_stages:slower]", "--stages", "[{until: 8step}, {}]"],
+        ["--optim.optim_type", "Adafactor", "--stages", "[{until: 8step}, {optim: {lr: 0.01}}]"],
+    ],
+    ids=["hooks of a plugin", "moments"],
+)
+def test_a_resume_in_the_first_stage_keeps(runs: Runs, more: list[str]) -> None:
+    """What the plugin of the first start did in it; and for the next stage, the moments, as without a resume."""
+    same_after_cut(runs, "plain", *TOWER, *more, at=4)
+
+
+def test_a_run_without_stages_goes_on_with_some(runs: Runs) -> None:
+    """It was in the first."""
+    runs.train(*TOWER, "--progress.epoch", "1")
+    words = ["--resume", "auto", "--allow_changes", "true", "--stages", "[{until: 7step}, {optim: {lr: 0.5}}]"]
+    folder = runs.train(*TOWER, "--progress.epoch", "2", *words)
+    assert [(entry["step"], entry["stage"]) for entry in metrics(folder, "stage")] == [(8, 2)]
+
+
+def test_a_closure_trains_all_parameters_at_once(runs: Runs) -> None:
+    """LBFGS would move those of the other updates too."""
+    with pytest.raises(SystemExit):
+        runs.train(*TURNS[:-2], "--optim.optim_type", "LBFGS")
+    said = "LBFGS moves all parameters together, and Turns.updates trains some of them"
+    assert said in (runs.root / "run" / "train.log").read_text()

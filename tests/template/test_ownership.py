@@ -67,8 +67,8 @@ def test_the_samples_may_be_deleted(render: Render, tmp_path: Path, parts: str) 
             '\n    val: ValSection = default(type="tests.samples.Digits"',
         ),
         (
-            '\n    eval: EvalSection = default(type="DigitsDataset"',
-            '\n    eval: EvalSection = default(type="tests.samples.Digits"',
+            '\n    eval: ValSection = default(type="DigitsDataset"',
+            '\n    eval: ValSection = default(type="tests.samples.Digits"',
         ),
         ("ClassificationTask", "tests.samples.Classification"),
         ('type="ConvModel", in_channels=1, classes=10, width=32, dropout=0.1', 'type="tests.samples.Convolution"'),

@@ -75,11 +75,9 @@ def table(registry: Registry) -> str:
         typed = [each.replace(annotation=bare(each.annotation)) for each in parameters(entry)[0].values()]
         arguments = ", ".join(map(str, typed))
         lines.append(f"  {name:<{width}}  {file_of(entry)}  ({arguments})")
-    if not entries:
-        lines.append("  nothing is registered")
     return "\n  ".join(["\n".join(lines), *registry.left_out])
 
 
 def _print_and_stop(text: str) -> NoReturn:
-    print(text.rstrip("\n"))
+    print(text)
     raise SystemExit(0)

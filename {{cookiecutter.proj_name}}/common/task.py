@@ -99,7 +99,10 @@ class Task(ModelHolder, ABC):
         return None
 
     def prepare_batch(self, batch: Any, device: torch.device) -> Any:
-        """Move a loaded batch to the device. Override it for work that is faster there, such as normalising."""
+        """Move a loaded batch to the device. Override it for work that is faster there, such as normalising.
+
+        A loaded batch may be prepared several times, so change none of its tensors in place.
+        """
         return to_device(batch, device)
 
     def count(self, batch: Any) -> int | None:

@@ -13,7 +13,7 @@ from common.base.files import warn_on_oserror
 from common.base.parts import AVERAGE, fill, refuse_absent
 from common.checkpoint.folder import CheckpointFolder
 from common.checkpoint.layout import Layout
-from common.checkpoint.resume import accept_changes, fingerprint
+from common.checkpoint.resume import NOT_EXACT, accept_changes, fingerprint
 from common.checkpoint.saver import Saver
 from common.checkpoint.state import RunState
 from common.data.loader import Step, TrainStream, whereabouts
@@ -93,8 +93,7 @@ class Trainer:
         lengths = (self.total_steps, steps_per_epoch)
         self.stage = fill("stages", "stages", WholeRun(config, *lengths), config, *lengths, self.task)
 
-        settings = self.stage.config.prepare
-        self.strategy = prepare(self.task, settings, config.dist, built.precision, self.rank)
+        self.strategy = prepare(self.task, self.stage.config.prepare, config.dist, built.precision, self.rank)
         precision = self.strategy.precision
         lockstep = self.strategy.lockstep_forward
         gallery: Gallery | None = fill("pictures", "gallery", None, config)
@@ -356,7 +355,10 @@ class Trainer:
         self.saver.saved_step = at.step
         self.saver.folder.source = path
         logger.info("resuming {} after epoch {}, sample {}, step {}", path, at.epoch, at.sample, at.step)
-        logger.info("{}", report)
+        level = "INFO"
+        if NOT_EXACT in report:
+            level = "WARNING"
+        logger.log(level, "{}", report)
         if self.triggers.is_over(at):
             self.progress.stop_reason = "finished"
         reason = self.best.reason_to_stop()

@@ -7,7 +7,7 @@ To add keys, write a class with `@section` and add a field for it to `Config`. T
 from dataclasses import field
 
 from common.config import section
-from common.data.sections import EvalSection, SplitsConfig, TrainSection, ValSection
+from common.data.sections import SplitsConfig, TrainSection, ValSection
 from common.settings import LossSection, MetricSection, ModelSection, RunConfig, TaskSection, default
 
 
@@ -21,7 +21,7 @@ class Data(SplitsConfig):
 
     train: TrainSection = default(type="DigitsDataset", shift=1)
     val: ValSection = default(type="DigitsDataset", eval_batch_size=256)
-    eval: EvalSection = default(type="DigitsDataset", eval_batch_size=256)
+    eval: ValSection = default(type="DigitsDataset", eval_batch_size=256)
 
 
 @section

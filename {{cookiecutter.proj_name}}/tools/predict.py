@@ -21,7 +21,7 @@ from common.base.text import label, plain
 from common.config.arguments import fit_arguments
 from common.config.problem import join_names, shown_path
 from common.config.registry import DATASET_REGISTRY
-from common.data.keyed import find_collate
+from common.data.keyed import find_collate, make_batch
 from common.data.loader import EvaluationLoader
 from common.data.sections import OWN, sets_of
 from common.monitor.log import logger, setup_log
@@ -61,7 +61,7 @@ class Predictor:
         self.trained = load_trained(model_pt, options)
 
     def __call__(self, inputs: Iterable[str | Path]) -> list[dict[str, Any]]:
-        """Return a row for each file; of a folder for all below it.
+        """Return a row for each file; of a folder for all below it. A file that is named twice has one row.
 
         Raises `UserError` that counts unreadable files, and names some of them.
         """
@@ -188,7 +188,7 @@ def describe(task: Task, output: Any, batch: Any) -> list[dict[str, Any]]:
     probabilities = named.get("probabilities")
     prediction = named.get("prediction")
     if getattr(probabilities, "ndim", 0) == 2 and getattr(prediction, "ndim", 0) == 1:
-        return likeliest(named["probabilities"], task.classes)
+        return likeliest(named["probabilities"], named["prediction"], task.classes)
     size = 0  # of the batch: as the first tensor says
     columns: dict[str, list[Any]] = {}
     for name, value in named.items():
@@ -207,20 +207,25 @@ def describe(task: Task, output: Any, batch: Any) -> list[dict[str, Any]]:
     return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
 
-def likeliest(probabilities: Tensor, classes: Sequence[str]) -> list[dict[str, Any]]:
+def likeliest(probabilities: Tensor, prediction: Tensor, classes: Sequence[str]) -> list[dict[str, Any]]:
     """Return `prediction`, its `class` name, its `probability` and the `top` classes of every sample.
 
-    A class without a name has its number.
+    A class without a name has its number. Of a prediction that is no class, such as -1, the probability is None.
+
+    Args:
+        probabilities: (B, classes).
+        prediction: (B,), the task's choice; it need not be the likeliest.
     """
+    names = {number: str(number) for number in range(probabilities.shape[1])} | dict(enumerate(classes))
     rows = []
-    best = probabilities.topk(min(_TOP, probabilities.shape[1]), dim=1)
-    for values, numbers in zip(best.values.tolist(), best.indices.tolist(), strict=True):
-        top = {}
-        for number, value in zip(numbers, values, strict=True):
-            name = classes[number] if number < len(classes) else str(number)
-            top[name] = round(value, 6)
-        name, probability = next(iter(top.items()))
-        rows.append({"prediction": numbers[0], "class": name, "probability": probability, "top": top})
+    best = probabilities.topk(min(_TOP, probabilities.shape[1]), dim=1).indices
+    for values, number, others in zip(probabilities.tolist(), prediction.tolist(), best.tolist(), strict=True):
+        probability = None
+        if 0 <= number < len(values):
+            probability = round(values[number], 6)
+        top = {names[other]: round(values[other], 6) for other in others}
+        name = names.get(number, str(number))
+        rows.append({"prediction": number, "class": name, "probability": probability, "top": top})
     return rows
 
 
@@ -256,7 +261,7 @@ class Samples:
                 good.append(sample)
         if not good:
             return None, broken
-        return self.inner(good), broken
+        return make_batch(self.inner, good, self.dataset), broken
 
 
 class _Unreadable(str):

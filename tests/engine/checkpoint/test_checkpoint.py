@@ -20,7 +20,7 @@ import torch
 
 from common.base.errors import UserError
 from common.base.files import write_text
-from common.checkpoint.file import CheckpointError, full_disk_named, read_checkpoint
+from common.checkpoint.file import CheckpointError, full_disk_named, link_file, read_checkpoint
 from common.checkpoint.folder import CheckpointFolder
 from common.checkpoint.saver import CheckpointConfig, Saver
 from common.distributed import Rank
@@ -485,3 +485,13 @@ def test_weights_of_the_run_that_would_be_moved(runs: Runs) -> None:
 def test_a_limit_was_not_left_behind() -> None:
     """The tests above must not have limited this process."""
     assert resource.getrlimit(resource.RLIMIT_FSIZE)[0] == resource.RLIM_INFINITY
+
+
+def test_a_link_to_a_checkpoint_is_followed(tmp_path: Path) -> None:
+    """A copy of a relative link would lead nowhere in another folder."""
+    (tmp_path / "old").mkdir()
+    (tmp_path / "new").mkdir()
+    (tmp_path / "old" / "latest.pt").write_text("weights")
+    (tmp_path / "chosen.pt").symlink_to("old/latest.pt")
+    link_file(tmp_path / "chosen.pt", tmp_path / "new" / "latest.pt")
+    assert (tmp_path / "new" / "latest.pt").read_text() == "weights"

@@ -15,6 +15,7 @@ import torch
 from PIL import Image
 
 from common.checkpoint.folder import CheckpointFolder
+from common.checkpoint.resume import changes
 from common.run import record
 from tests.conftest import Runs, load
 
@@ -137,6 +138,22 @@ def test_other_data_and_another_package(runs: Runs, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr("PIL.__version__", "98.0")
     said = r"not guaranteed .*: sample \d+ of dataset.train: .*; PIL [\d.]+ -> 98.0"
     assert re.match(f"this resume is {said}", resumed(runs, *words))
+
+
+def test_a_nan_in_the_config_is_no_change() -> None:
+    """Though NaN differs from itself; nor for processes that compare theirs."""
+    one, other = ({"fill": float("nan"), "sizes": [float("nan"), 1]} for _ in range(2))
+    assert list(changes(one, other)) == []
+    assert [change.key for change in changes(one, {**other, "fill": 0.0})] == ["fill"]
+
+
+def test_a_resume_that_is_not_exact_warns(runs: Runs) -> None:
+    """A change that was allowed is said where warnings are looked for."""
+    folder = runs.train("--progress.epoch", "1")
+    runs.train("--resume", "auto", "--progress.epoch", "2", "--optim.lr", "0.5", "--allow_changes", "true")
+    assert re.search(
+        r"WARNING +\S+ +changed since then:(.|\n)*this resume is not guaranteed", (folder / "train.log").read_text()
+    )
 
 
 def test_a_package_that_is_gone(runs: Runs) -> None:

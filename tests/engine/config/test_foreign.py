@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from common.config.registry import DATASET_REGISTRY
 from tests.conftest import CONFIG, ErrorOf, Runs
 
 # Annotated as torchvision's transforms are.
@@ -75,3 +76,20 @@ def test_a_mistake_in_it_is_refused(error_of: ErrorOf, config: Path, old: str, n
     """With its line."""
     config.write_text(YAML.replace(old, new))
     assert said.format(config) in error_of("--config", str(config))
+
+
+def test_arguments_that_a_base_class_takes(config: Path) -> None:
+    """`**kwargs` stand for what the base classes name, as in torchvision; not for what no class knows."""
+    source = """
+class Base:
+    def __init__(self, root, mode="train"):
+        self.mode = mode
+
+
+class Kind(Base):
+    def __init__(self, root, **kwargs):
+        super().__init__(root, **kwargs)
+"""
+    (config.parent / "near.py").write_text(source)
+    built = DATASET_REGISTRY.build({"type": "near.Kind", "root": "x"}, data_dir=1, mode="val")
+    assert built.mode == "val"

@@ -3,7 +3,7 @@
 import dataclasses
 import random
 from collections import UserDict, defaultdict
-from types import MappingProxyType
+from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,7 @@ from torch.utils.data._utils.pin_memory import pin_memory
 
 from common.base.errors import UserError
 from common.base.nested import map_tensors
+from common.data.held import OwnGenerators
 from common.data.keyed import KeyedBatches
 from common.data.loader import to_device
 from common.data.order import EpochPlan
@@ -198,3 +199,20 @@ def test_a_batch_to_try_a_model_on(batch_size: int, full: bool, samples: int) ->
     """Never more samples than a batch has: they may not fit together, or into memory."""
     batch = stream_of(Noisy(), batch_size=batch_size).sample_batch(full=full)
     assert len(batch["index"]) == samples
+
+
+def test_a_batch_may_be_prepared_again() -> None:
+    """As several updates, closures and pictures do: what a task puts in the result is not in the loaded batch."""
+    loaded = {"image": torch.ones(2)}
+    for _ in range(2):
+        prepared = to_device(loaded, torch.device("cpu"))
+        prepared["image"] = prepared["image"] * 3
+        assert prepared["image"].tolist() == [3.0, 3.0]
+
+
+def test_generators_beside_long_lists() -> None:
+    """A long list of samples, each a dict with lists, does not hide the transform that draws."""
+    jitter = SimpleNamespace(rng=np.random.default_rng(0))
+    samples = [{"path": str(number), "boxes": [[0, 1, 2, 3]] * 5} for number in range(3000)]
+    found = OwnGenerators(SimpleNamespace(samples=samples, steps=[SimpleNamespace(jitter=jitter)]))
+    assert found.names == ["SimpleNamespace.rng"]

@@ -6,7 +6,9 @@ from pathlib import Path
 import pytest
 import torch
 from torch import Tensor
+from torch.utils.data import default_collate
 
+from common.data.keyed import KeyedBatches
 from tests.conftest import Runs, load, same
 from tests.ranks import several
 from tests.resume import final, same_after_cut, words
@@ -129,3 +131,29 @@ def test_ranks_know_the_epoch(runs: Runs, name: str) -> None:
     shared = load(runs.root / "shared")
     for key, value in alone["model"].items():
         torch.testing.assert_close(shared["model"][key], value, rtol=0, atol=1e-12)
+
+
+class Grouped:
+    """Samples and batches draw nothing; the groups of an epoch do."""
+
+    random = False
+
+    def __len__(self) -> int:
+        return 9
+
+    def set_epoch(self, epoch: int) -> None:
+        self.groups = torch.randperm(len(self)).tolist()
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        return {"group": torch.tensor(self.groups[index])}
+
+
+def test_an_epoch_that_draws_is_the_same_in_each_process() -> None:
+    """Whatever the process has drawn before, which is not changed either."""
+    batches = []
+    for seed in (1, 2):
+        torch.manual_seed(seed)
+        before = torch.get_rng_state()
+        batches.append(KeyedBatches(Grouped(), default_collate, 5).__getitems__((0, [0, 1, 2]))["group"])
+        assert torch.equal(torch.get_rng_state(), before)
+    assert torch.equal(*batches)

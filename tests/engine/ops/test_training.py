@@ -45,7 +45,7 @@ def test_a_resume_with_other_kernels(runs: Runs, build_dir: str) -> None:
     words = runs.words(*CONFIG, "--progress.epoch", "2", "--resume", "auto")
     assert start("train.py", *words, build_dir=build_dir).returncode == 0
     assert (
-        f"sample-exact, not bit-exact (libraries none -> {libraries[0]})"
+        f"sample-exact, not bit-exact (libraries [] -> ['{libraries[0]}'])"
         in (runs.root / "run" / "train.log").read_text()
     )
 

@@ -5,9 +5,11 @@ import os
 import shutil
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from PIL import Image
 from torch import nn
 
 from common.base.errors import UserError
@@ -95,3 +97,25 @@ def test_a_name_that_is_no_text(run: Path, tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, "utf-8", errors="strict", write_through=True))
     assert predict.main(["--model_pt", str(run), "--input", str(image), "--out", str(tmp_path / "out")]) == 0
     assert written.getvalue() == (tmp_path / "out" / "predictions.jsonl").read_bytes()
+
+
+def test_the_prediction_is_the_task_s_own() -> None:
+    """Not the likeliest class; one that is no class has no probability."""
+    probabilities = torch.tensor([[0.7, 0.2, 0.1], [0.1, 0.2, 0.7]])
+    output = {"probabilities": probabilities, "prediction": torch.tensor([1, -1])}
+    task: Any = nn.Identity()
+    task.classes = ("cat", "dog")
+    first, second = describe(task, output, {})
+    assert (first["prediction"], first["class"], first["probability"]) == (1, "dog", 0.2)
+    assert (second["prediction"], second["class"], second["probability"]) == (-1, "-1", None)
+    assert next(iter(first["top"].items())) == ("cat", 0.7) and second["top"]["2"] == 0.7
+
+
+def test_pictures_of_different_sizes(run: Path, tmp_path: Path) -> None:
+    """No batch can be made of them: said as in training."""
+    files = [picture(tmp_path / "a.png", 0)]
+    with Image.open(files[0]) as image:
+        image.resize((9, 12)).save(tmp_path / "b.png")
+    words = ["--dataset.eval", "{type: ImageFiles, size: null, channels: 1, eval_batch_size: 2}"]
+    with pytest.raises(UserError, match="no batch can be made of"):
+        Predictor(run, *words)([*files, tmp_path / "b.png"])

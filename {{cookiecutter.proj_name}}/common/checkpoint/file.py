@@ -45,7 +45,7 @@ def linked(source: Path, path: Path) -> Iterator[None]:
     beside.unlink(missing_ok=True)
     try:
         try:
-            os.link(source, beside)
+            os.link(source.resolve(), beside)  # not a symbolic link itself
         except OSError:  # a file system without hard links
             shutil.copyfile(source, beside)
         yield
@@ -138,7 +138,8 @@ def load_archive(path: Path, *, verify: bool = True) -> Any:
                 f"{path} cannot be read: {refused}. It may be whole, so no older checkpoint is taken in its place, and "
                 "nothing was changed; repair the access and start again, or name another file: --resume FILE"
             ) from error
-        reason = f"it is not a checkpoint, or was truncated while being written or copied ({error})".partition("\n")[0]
+        said = str(error).partition("\n")[0]
+        reason = f"it is not what torch.save writes since torch 1.6, or was truncated while written or copied ({said})"
         if isinstance(error, pickle.UnpicklingError):
             reason = "it holds Python objects, whose loading could run code; save torch.save(model.state_dict(), path)"
         raise CheckpointError(f"{path} cannot be loaded: {reason}") from error

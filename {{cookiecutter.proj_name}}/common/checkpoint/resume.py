@@ -7,7 +7,6 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from common.base.errors import UserError
@@ -20,6 +19,7 @@ from common.distributed import Rank, from_main
 from common.distributed.group import code_of
 from common.run.record import machine, packages, result_variables, versions_of
 
+NOT_EXACT = "not guaranteed to be bit-exact or sample-exact"
 _STEP = "samples per step"
 _ELSE = "your code, and what it imports, restores its state and depends on nothing else (other files, variables)"
 _SAMPLES = ("seed", "samples per epoch")  # they decide which samples a step has
@@ -56,7 +56,7 @@ def changes(
         after = new.get(name)
         if isinstance(before, Mapping) and isinstance(after, Mapping):
             yield from changes(before, after, f"{key}.")
-        elif before != after and key != "resume":
+        elif before != after and repr(before) != repr(after) and key != "resume":  # NaN differs from itself
             yield Change(key, before, after)
 
 
@@ -76,19 +76,12 @@ def fingerprint(
     """
     data = loaders["train"]
     read = {}
-    versions = {}
     if rank.is_main:
         check = part("data_check", "reading")
         if check is not None:
             read = check.read_data(loaders)
-        versions = packages()
-    versions, read = from_main((versions, read), rank)  # every process
-    for name in ("torch", "numpy"):
-        versions.pop(name, None)
-    libraries = sorted(Path(path).name for path in torch.ops.loaded_libraries)
+    versions, read = from_main((packages(), read), rank)  # every process
     return {
-        "torch": str(torch.__version__),
-        "numpy": np.__version__,
         **machine(rank.device),
         "ranks": rank.world_size,
         "model": model,
@@ -96,7 +89,7 @@ def fingerprint(
         "seed": seed,
         "samples per epoch": data.epoch_size,
         "data position restored": data.is_exactly_resumable,
-        "libraries": ", ".join(libraries) or "none",
+        "libraries": sorted(Path(path).name for path in torch.ops.loaded_libraries),
         "environment": result_variables(),
         "code": code_of(),
         "packages": versions,
@@ -124,8 +117,7 @@ class Comparison:
 def compare(old: State, new: State) -> Comparison:
     """Compare two fingerprints."""
     installed = versions_of(old["packages"])
-    count = len(installed) + 2  # torch and numpy
-    found = Comparison([f"code ({len(new['code'])} files)", "config", f"{count} packages", "machine"])
+    found = Comparison([f"code ({len(new['code'])} files)", "config", f"{len(installed)} packages", "machine"])
     files = []
     for change in changes(old, {**new, "packages": installed}):
         section, _, name = change.key.partition(".")
@@ -251,7 +243,7 @@ def resume_guarantee(
     extent = f"as far as compared: {', '.join(found.compared)}, if {_ELSE}"
     differences = "; ".join(found.samples + found.bits)
     if found.samples:
-        text = f"not guaranteed to be bit-exact or sample-exact: {differences}"
+        text = f"{NOT_EXACT}: {differences}"
     elif found.bits:
         text = f"sample-exact, not bit-exact ({differences}), {extent}"
     else:

@@ -74,7 +74,7 @@ def merge(base: Node, over: Node, annotation: Any) -> Node:
                 kept.update(getattr(item, "ignore", ()))
             entries = {name: node for name, node in entries.items() if name in kept}
     elif isinstance(base.value, str) and "${" in base.value and not over.replace:
-        problem = f"changes a part of {base.value} ({base.origin}); change the section it refers to, or write all of it"
+        problem = f"changes a part of {base.value} ({base.origin}); change that section, or write $REPLACE: true too"
     for name, node in over.value.items():
         entries[name] = merge(entries.get(name, Node(None, DEFAULT)), node, child(annotation, name))
     return replace(over, value=entries, problem=problem)

@@ -172,8 +172,11 @@ class Registry:
         if target in self._entries.values():
             return self.provided
         named, takes_any = parameters(target)
-        taken = [name for name in self.provided if takes_any or name in named]
-        return tuple(name for name in taken if name not in given)
+        taken = set(named)
+        if takes_any:  # `**kwargs` are arguments of a base class
+            for base in getattr(target, "__mro__", ()):
+                taken.update(parameters(base)[0])
+        return tuple(name for name in self.provided if name in taken and name not in given)
 
 
 @dataclass(frozen=True)

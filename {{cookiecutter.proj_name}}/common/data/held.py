@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from common.distributed.seed import mix
 
-_OBJECTS, _ITEMS = 2_000, 1_000  # looked at, in all and of one list: the others are paths, labels or samples
+_OBJECTS, _ITEMS = 10_000, 100  # looked at, in all and of one list: the others are paths, labels or samples
 _GENERATORS = 64  # seeded for each sample at most: of more, each belongs to a sample, and none is seeded
 _KINDS = (
     np.random.Generator,

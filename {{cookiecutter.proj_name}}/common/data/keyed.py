@@ -86,8 +86,9 @@ class KeyedBatches:
         """Pass on the epoch: what the dataset draws then depends on nothing else."""
         if self.random:
             self._finds_more()
+        with random_state_unchanged():
             self._seed(mix(self.seed, epoch))
-        set_epoch(self.dataset, epoch)
+            set_epoch(self.dataset, epoch)
         if self.restored is not None:
             self.dataset.load_state_dict(self.restored)  # type: ignore[attr-defined]
             self.restored = None

@@ -100,7 +100,6 @@ class SetSection:
 
 TrainSection = Annotated[dict[str, Any], SetSection(OWN)]
 ValSection = Annotated[dict[str, Any] | None, SetSection(OWN, by_name=True)]
-EvalSection = ValSection
 
 
 @section
@@ -111,5 +110,5 @@ class SplitsConfig:
     """training data"""
     val: ValSection = None
     """validation data, which choose the best checkpoint; null: none; several: name: {type: ...}"""
-    eval: EvalSection = None
+    eval: ValSection = None
     """evaluation data, for the reported numbers; null: none; several: name: {type: ...}"""

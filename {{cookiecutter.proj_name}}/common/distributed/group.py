@@ -110,7 +110,7 @@ def check_same(
     for number, other in enumerate(others, 1):
         lines = []
         for key in {**first, **other}:
-            if first.get(key) != other.get(key):
+            if repr(first.get(key)) != repr(other.get(key)):  # NaN differs from itself
                 lines.append(f"  {key}: {first.get(key)!r} on rank 0, {other.get(key)!r} on rank {number}")
         if lines:
             raise UserError("\n".join([f"rank {number} {complaint}:", *lines]))

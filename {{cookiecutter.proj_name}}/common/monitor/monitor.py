@@ -159,9 +159,7 @@ class Monitor:
         """
         losses = self.meter.read()
         others = {**metrics, "grad_norm": float(grad_norm)}
-        rates = {}
-        for name, rate in learning_rates(optimizer).items():
-            rates[f"lr_{name}"] = rate
+        rates = {f"lr_{name}": rate for name, rate in learning_rates(optimizer).items()}
         if len(rates) == 1:
             rates = {"lr": min(rates.values())}
         steps_left = None

@@ -172,8 +172,7 @@ def drop_duplicate_loss(values: Mapping[str, float]) -> dict[str, float]:
     """`values` without a loss that duplicates the total before it, as its only part; also `name.loss` of a set."""
     shown = dict(values)
     for total, name in pairwise(values):
-        is_total = f".{total}".endswith(".loss")
-        if is_total and values[name] == values[total]:
+        if f".{total}".endswith(".loss") and values[name] == values[total]:
             del shown[name]
     return shown
 

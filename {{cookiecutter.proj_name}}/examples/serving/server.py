@@ -59,11 +59,14 @@ def load(path: Path, about: Mapping[str, Any]) -> Run:
 def answer(run: Run, about: Mapping[str, Any], data: bytes) -> dict[str, Any]:
     """Return the prediction for the bytes of a file. Raises `UserError` if they cannot be read."""
     sample = build_files(about["dataset"], "eval", [io.BytesIO(data)])[0]
-    outputs = run({name: sample[entry["key"]][None] for name, entry in about["inputs"].items()})
+    inputs = {}
+    for name, entry in about["inputs"].items():
+        inputs[name] = sample[entry["key"]][None].to(getattr(torch, entry["dtype"]))
+    outputs = run(inputs)
     first, classes = next(iter(outputs.values())), about["classes"]
     if not (classes and len(outputs) == 1 and first.shape == (1, len(classes))):
         return {name: value[0].tolist() for name, value in outputs.items()}
-    return likeliest(first.float().softmax(dim=1), classes)[0]
+    return likeliest(first.float().softmax(dim=1), first.argmax(dim=1), classes)[0]
 
 
 def limit_images(pixels: int) -> None:

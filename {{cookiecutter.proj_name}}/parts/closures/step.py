@@ -13,6 +13,7 @@ from common.distributed import sum_over_ranks
 from common.evaluation.loss import Losses
 from common.progress import Position
 from common.step import OptimizerStep, TaskUpdate, Weights
+from common.task import Task
 
 
 class ClosureStep(OptimizerStep):
@@ -25,6 +26,12 @@ class ClosureStep(OptimizerStep):
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
         self.name = type(self.optimizer).__name__
+        if type(self.task).updates is not Task.updates:
+            kind = type(self.task).__name__
+            raise UserError(
+                f"optim.optim_type {self.name} moves all parameters together, and {kind}.updates trains some of them; "
+                "choose another optimizer"
+            )
         self.with_closure: Any = self.optimizer
         self.optimizer = _StandIn(self.step_with_closure)  # type: ignore[assignment]  # all that a step calls of it
         self.losses_here: list[Tensor] = []  # of the micro-batches of this process, since the last call of the closure

@@ -40,7 +40,10 @@ def log_gradients(model: nn.Module, *, every: bool) -> None:
         if parameter.grad is None or local(parameter).numel() == 0:
             rows.append(f"  {name}: no gradient here")
             continue
-        sizes = local(parameter.grad).abs()
+        gradient = local(parameter.grad)
+        if gradient.is_sparse:  # of an embedding: the rows that were used
+            gradient = gradient.coalesce().values()
+        sizes = gradient.abs()
         rows.append(f"  {name}: mean weight {local(parameter).mean():.3e}, mean |gradient| {sizes.mean():.3e}")
         size = float(sizes.max())
         if not size <= largest:  # also true for NaN

@@ -82,7 +82,7 @@ def job_script(run: Path, project: Path, attempt: dict[str, Any], gpus: bool = F
         lines.append(_ON_EACH_HOST.format(hosts=hosts))
     where = shlex.quote(str(project))
     if run.is_relative_to(project) or is_copy(project):  # then both can be moved together
-        where = f'"$run/{os.path.relpath(project, run)}"'
+        where = f'"$run"/{shlex.quote(os.path.relpath(project, run))}'
     script = Path(attempt["argv"][0]).name
     if Path(attempt["argv"][0]).is_relative_to(project):
         script = os.path.relpath(attempt["argv"][0], project)

@@ -157,6 +157,7 @@ class Stages(WholeRun):
     """
 
     changes = True
+    may_be_new = True  # a run without stages was in the first
 
     def __init__(self, config: Any, total_steps: int | None, steps_per_epoch: int | None, task: Task) -> None:
         super().__init__(config, total_steps, steps_per_epoch)
@@ -232,8 +233,9 @@ class Stages(WholeRun):
         """Continue in the stage of a checkpoint; one without stages was in the first."""
         if "stages" in state:
             self.load_state_dict(state["stages"])
-            self._freeze(trainer.task)
-            change_stage(trainer)
+            if self.number:  # else the trainer is in it, and plugins may have hooked its optimizer
+                self._freeze(trainer.task)
+                change_stage(trainer)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the number and start of the stage, and the state of its plateau."""
@@ -241,6 +243,8 @@ class Stages(WholeRun):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue in the saved stage. Raises `UserError` if the config does not have it."""
+        if not state:
+            return
         if state["number"] >= len(self._run.stages):
             raise UserError(f"the checkpoint is in stage {state['number'] + 1}, but there are only {len(self._ends)}")
         self._enter(state["number"], state["start"])
@@ -278,7 +282,7 @@ def take_over(optimizer: Optimizer, before: Optimizer) -> None:
     """Give an optimizer the state that the one before it has of parameters whose class and arguments are the same."""
     if needs_closure(before):
         return
-    varied = {"lr": None, "weight_decay": None}
+    varied = {"lr": None, "weight_decay": None, "differentiable": False}  # which torch adds when it loads a state
     old = {}
     for part in parts_of(before):
         kind = type(part), part.defaults | varied

@@ -40,18 +40,18 @@ class Lab:
     folder: Path
     records: dict[str, Record] = field(default_factory=dict)
 
-    def options(self) -> dict[str, str]:
+    def options(self) -> dict[str, str | None]:
         """Return the options of a run that takes one process, and saves after each step."""
         config, ids = self.config, self.config.gpu_ids
         device = ids[0] if isinstance(ids, list) else 0 if ids == "all" else ids
-        given = {name: option.value or "true" for name, option in read_options(self.words)[0].items()}
+        given = {name: option.value for name, option in read_options(self.words)[0].items()}
         parts, kind = 1 if config.optim.accumulate == 1 else 2, DATASET_REGISTRY.get(config.dataset.train["type"])
         is_stream = isinstance(kind, type) and (not hasattr(kind, "__getitem__") or issubclass(kind, IterableDataset))
         return given | {
             "--batch_size": f"{SAMPLES // parts}", "--optim.accumulate": f"{parts}",
             "--progress.epoch": f"{STEPS}", "--progress.max_steps": f"{STEPS}",
             "--debug.max_samples": f"{_MOST_OF_STREAM if is_stream else _MOST_SAMPLES}",
-            "--config": str(Path(given["--config"]).resolve()),
+            "--config": str(Path(given["--config"] or "").resolve()),
             "--gpu_ids": f"{device}", "--dist.processes": "null", "--dist.launcher": "none",
             "--num_workers": "0", "--prepare.compile.enabled": "false",
             "--progress.log_every": "1", "--progress.epoch_save_latest": "1step", "--progress.epoch_eval": "-1",
@@ -63,7 +63,8 @@ class Lab:
     def train(self, name: str, options: Mapping[str, str] = {}, *, signal: str = "", **variables: str) -> Record:
         """Train by this name, and record it; what was trained already is not trained again, only resumed."""
         if name not in self.records or "--resume" in options:
-            words = [f"{key}={value}" for key, value in {**self.options(), "--name": name, **options}.items()]
+            given = {**self.options(), "--name": name, **options}
+            words = [key if value is None else f"{key}={value}" for key, value in given.items()]
             env = {"PYTHONHASHSEED": "1", "OMP_NUM_THREADS": "1", "CHECK_FACTS": str(self.folder / f"{name}.facts")}
             env |= variables
             self.records[name] = train(PROJECT, words, self.folder / f"{name}.record", env=env, signal=signal)

@@ -36,9 +36,6 @@ def main(argv: list[str]) -> int:
     """Prepare one job, or an array of jobs. Returns the exit code."""
     setup_log()
     options, words = read_options(argv)
-    count = option_value(words, "--dist.processes")
-    if count:
-        raise UserError(f"--dist.processes {count}: under Slurm, srun starts the processes; use --slurm.tasks {count}")
     tasks: list[int | None] = [None]
     if options.array is not None:
         tasks = [*array_tasks(options.array)]
@@ -47,6 +44,12 @@ def main(argv: list[str]) -> int:
         if task is None and any("%a" in word for word in words):
             raise UserError("%a stands for the number of a task: it needs --slurm.array")
         resolved.append(resolve([word.replace("%a", str(task)) for word in words]))
+    count = resolved[0].config.dist.processes
+    if count:
+        raise UserError(
+            f"dist.processes is {count}: under Slurm, srun starts the processes; use --slurm.tasks {count}, and "
+            "--dist.processes null if a file sets it"
+        )
     folder = common_folder(resolved)
     jobs = folder.root.parent / ".jobs" / folder.name
     gpu_ids = resolved[0].config.gpu_ids
@@ -62,6 +65,8 @@ def main(argv: list[str]) -> int:
         values[task] = freeze_config(result.values, run, gpus)
     job = unused_path(jobs / f"{datetime.now():%Y%m%d-%H%M%S}")
     if not options.dry_run:
+        if options.array is not None and folder.record_file.exists():
+            raise UserError(f"{folder.root} is the folder of a run; give the array another --name")
         check_unused(folder, jobs)
         prepare(job, values, folder)
     print(folder.root, job, gpus, sep="\n")

@@ -17,6 +17,7 @@ import torch
 from common.base.errors import UserError
 from common.base.process import available_cores, die_with_parent
 from common.checkpoint.resume import MEASURING, SAFE, changes
+from common.checkpoint.weights import weights_path
 from common.config import resolve
 from common.run.paths import PROJECT, RunPaths
 from common.run.status import FolderLock, read_status
@@ -62,6 +63,10 @@ class SweepFolder:
             return
         trial.state, trial.reason = status["state"], status["reason"]
         stored = resolve(Config, [run.config_file]).values
+        init = trial.config["init_from"]
+        absolute = {**init, "path": weights_path(init["path"], PROJECT)}  # as a Slurm job has stored it
+        if stored["init_from"] == absolute:
+            stored["init_from"] = init
         changed = [str(item) for item in changes(stored, trial.config) if not item.matches(_FREE)]
         if changed:
             shown = "\n  ".join(["was trained with other settings:", *changed])
@@ -73,7 +78,7 @@ class SweepFolder:
 
     def say(self, trial: Trial, text: str) -> None:
         """Print a line about a trial, with its number."""
-        print(f"[{1 + self.trials.index(trial)}/{len(self.trials)}] {trial.name}: {text}".rstrip(), flush=True)
+        _say(f"[{1 + self.trials.index(trial)}/{len(self.trials)}] {trial.name}: {text}".rstrip())
 
     def clear(self, trial: Trial) -> None:
         """Remove the folder of a run that ended before its first checkpoint: there is nothing to resume."""
@@ -162,9 +167,9 @@ def run_trials(
                     reason = trial.reason if trial.state != "finished" else ""
                     folder.say(trial, f"{trial.state} after {time.time() - training.started:.0f} s {reason}")
     except KeyboardInterrupt:
-        print(f"\nstopping: {len(running)} run(s) save and end; Ctrl-C again ends them at once", flush=True)
         for training in running.values():
             training.process.terminate()
+        _say(f"\nstopping: {len(running)} run(s) save and end; Ctrl-C again ends them at once")
         with suppress(KeyboardInterrupt):
             for training in running.values():
                 training.process.wait()
@@ -172,11 +177,16 @@ def run_trials(
             training.process.kill()
             training.process.wait()
             training.end(folder)
-        print(f"continue with:\n  {folder.command}", flush=True)
+        _say(f"continue with:\n  {folder.command}")
         return False
     finally:
         for training in running.values():
             training.process.kill()
+
+
+def _say(text: str) -> None:
+    with suppress(OSError):  # the terminal, or whoever read the output, is gone: the runs go on
+        print(text, flush=True)
 
 
 def devices(gpu_ids: Any, jobs: int) -> list[list[str]]:

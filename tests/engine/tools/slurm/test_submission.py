@@ -7,7 +7,7 @@ import pytest
 
 from common.base.errors import UserError
 from common.run.paths import RunPaths
-from tests.conftest import Runs
+from tests.conftest import CONFIG, Runs
 from tests.tools.slurm.test_submission import git
 from tools.slurm import __main__ as submit
 from tools.slurm import snapshot
@@ -30,6 +30,23 @@ def test_processes_are_started_by_srun(prepared: Callable[..., tuple[Path, str]]
     """Refused, with what would be right."""
     with pytest.raises(UserError, match=r"srun starts the processes; use --slurm.tasks 2"):
         prepared("--dry-run", words=["--dist.processes", "2"])
+
+
+def test_processes_in_a_file(prepared: Callable[..., tuple[Path, str]], tmp_path: Path) -> None:
+    """Not dropped without a word; what is typed overrides them."""
+    file = tmp_path / "two.yaml"
+    file.write_text(f"$BASE: {CONFIG}\ndist: {{processes: 2}}\n")
+    with pytest.raises(UserError, match=r"srun starts the processes; use --slurm.tasks 2, and --dist.processes null"):
+        prepared("--dry-run", words=["--config", str(file)])
+    prepared("--dry-run", words=["--config", str(file), "--dist.processes", "null"])
+
+
+def test_an_array_in_the_folder_of_a_run(prepared: Callable[..., tuple[Path, str]], tmp_path: Path) -> None:
+    """The next run of that name would move the tasks away."""
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "run.json").write_text('{"attempts": []}')
+    with pytest.raises(UserError, match="is the folder of a run; give the array another --name"):
+        prepared("--array", "0-1")
 
 
 def test_the_lock_of_a_job_that_was_killed(prepared: Callable[..., tuple[Path, str]], tmp_path: Path) -> None:
