@@ -85,8 +85,10 @@ def refuse(root, table, here, names):
             sys.exit(f"error: there is no part called {name}. These can be added:\n{listed}")
     status = subprocess.run(["git", "status", "--porcelain"], cwd=root, capture_output=True, check=False)
     if status.returncode or status.stdout:
-        why = "this folder is not in git" if status.returncode else "there are uncommitted changes"
-        sys.exit(f"error: {why}, so an addition could not be undone; commit first: git add -A && git commit")
+        why, first = "there are uncommitted changes", ""
+        if status.returncode:
+            why, first = "this folder is not in git", "git init && "
+        sys.exit(f"error: {why}, so an addition could not be undone; commit first: {first}git add -A && git commit")
 
 
 def asking_for(answers, parts):

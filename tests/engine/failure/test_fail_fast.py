@@ -63,7 +63,7 @@ def test_exception_in_forward(runs: Runs) -> None:
     assert "rank 1 failed" in block and "RuntimeError: a mistake in the model" in block
     assert re.search(r"at +tests/small.py:\d+, in go_wrong", block)
     # Two calls are for nothing, so the fifth is in the third step. Its samples, of the 16 that rank 1 has.
-    assert re.search(r"during +training step 3, epoch 1, of train samples (\d+, ){8}\.\.\. \(16 in all\)\n", block)
+    assert re.search(r"context +training step 3, epoch 1, of train samples (\d+, ){8}\.\.\. \(16 in all\)\n", block)
     assert re.search(r"process +rank 1 of 2, process \d+ on ", block)
     assert "Traceback" in ended.texts[0] and "Traceback" not in ended.texts[1]  # shown once
     for file in ("train.log", "train.rank1.log"):
@@ -305,7 +305,7 @@ def test_out_of_memory(runs: Runs, how: str, report: str) -> None:
     """With what helps against it. On the CPU it is real: a tensor that no machine has room for."""
     block = last_block(broken(runs, f"{how} 1 train 3").texts[0])
     assert report in block and "smaller batch_size" in block and "rank 1 failed" in block
-    assert re.search(r"during +training step 1, epoch 1, of train samples", block)
+    assert re.search(r"context +training step 1, epoch 1, of train samples", block)
 
 
 @pytest.mark.slow
@@ -396,7 +396,7 @@ NAN = ["--loss", "{$REPLACE: true, ce: {type: tests.small.NanOnRank1}}"]
 @pytest.mark.parametrize(
     ("how", "words", "rank", "shown"),
     [
-        ("raise 1 train 5", [], "1", r"Traceback.*= rank 1 failed =.*a mistake in the model.*during +training"),
+        ("raise 1 train 5", [], "1", r"Traceback.*= rank 1 failed =.*a mistake in the model.*context +training"),
         pytest.param(
             "never 0 train 0",
             ["--plugins", f"[{__name__}:refuse]"],
@@ -468,7 +468,7 @@ def test_a_rank_that_does_not_come(runs: Runs, rank: str) -> None:
     block = last_block(ended.texts[0])
     assert f"rank {rank} failed" in block and "did not come to an exchange in which other processes waited" in block
     assert re.search(r"at +tests/small.py:\d+, in go_wrong:  time.sleep", block)
-    assert re.search(r"during +rank [012] waited in vain: .*[Tt]imed out", block)
+    assert re.search(r"context +rank [012] waited in vain: .*[Tt]imed out", block)
     assert "time.sleep(1000)" in (runs.root / "run" / "train.log").read_text()
 
 
@@ -518,7 +518,7 @@ def failure(error: BaseException) -> Failure:
 def test_where_an_error_happened() -> None:
     """Notes, from the inside out, and not twice."""
     text = failure(ValueError("wrong")).text()
-    assert re.search(r"during +and there\n +during +here\n", text)
+    assert re.search(r"context +and there\n +context +here\n", text)
     assert text.count("and there") == 1
 
 

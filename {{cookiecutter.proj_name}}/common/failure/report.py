@@ -95,7 +95,7 @@ class Failure:
                 return self.title
             return f"{self.title}\n  ({self.process})"
         rows = [("at", self.source)]
-        rows += [("during", note) for note in self.during]
+        rows += [("context", note) for note in self.during]
         rows += [("process", self.process), ("hint", self.hint)]
         head = " failed "
         if self.world_size > 1:

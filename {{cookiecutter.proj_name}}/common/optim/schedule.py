@@ -59,7 +59,7 @@ class LrSchedulerConfig:
     type: Annotated[str, Registered(SCHEDULE_REGISTRY)] = "constant"
     """one of --list schedules"""
     warmup: EpochInterval = 0
-    """length of the linear rise at the start; 0 = none"""
+    """length of the linear rise; the step after it has lr; 0 = none"""
     warmup_factor: Annotated[float, Field(ge=0.0, le=1.0)] = 0.0
     """the rise starts just above this factor"""
     tmax: EpochInterval = None

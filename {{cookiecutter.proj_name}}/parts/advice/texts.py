@@ -37,8 +37,8 @@ ADVICE = {
         "the output must keep the first dimension, the samples, and have one row for each: see what {forward} returns"
     ),
     r"shapes cannot be multiplied|to have \d+ channels|size mismatch|must match the size|normalized_shape|too small": (
-        "the model does not fit the batch above (images: samples, channels, height, width): change model.*, such as "
-        "model.in_channels, or what the dataset returns"
+        "the model does not fit the batch above: change model.*, such as model.in_channels for images (samples, "
+        "channels, height, width), or what the dataset returns"
     ),
     r"index out of range in self": "an index in the batch is too large for an embedding: raise its num_embeddings",
     r"does not require grad": (

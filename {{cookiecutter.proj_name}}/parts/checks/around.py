@@ -9,8 +9,11 @@ from loguru import logger
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from common.base.text import label
+from common.config.arguments import parameter_names
+from common.config.registry import SCHEDULE_REGISTRY
 from common.data.loader import Reader
 from common.data.order import EpochPlan
+from common.optim.groups import learning_rates
 from common.progress import Position
 from common.run_context import RunContext
 from common.task import Task
@@ -33,7 +36,26 @@ def around(run: RunContext, trainer: Trainer) -> Iterator[None]:
         if trainer.stream.is_indexed:
             warn_of_single_samples(trainer.task, trainer.stream.plan)
         trainer.evaluator.after_sanity_check.append(FirstBatch(trainer))
+    warn_of_other_rates(trainer)
     yield
+
+
+def warn_of_other_rates(trainer: Trainer) -> None:
+    """Warn in a resume if the schedule gives the last step another learning rate than it had, as for another length."""
+    begun = trainer.at.step - trainer.stage.start
+    kind = SCHEDULE_REGISTRY.get(trainer.stage.config.optim.lr_scheduler.type)
+    if begun < 1 or "steps" not in parameter_names(kind):
+        return
+    before = learning_rates(trainer.optimizer)
+    trainer.schedule.step(begun - 1)  # as before each step
+    now = learning_rates(trainer.optimizer)
+    if now != before and trainer.rank.is_main:
+        name = next(name for name in now if now[name] != before[name])
+        logger.warning(
+            "the schedule has changed: step {} had the learning rate {:.3g}, and would have {:.3g} now, so the result "
+            "is not that of a fresh run. To keep the old schedule: optim.lr_scheduler.tmax, the length that it had",
+            *(trainer.at.step, before[name], now[name]),
+        )
 
 
 def warn_of_single_samples(task: Task, plan: EpochPlan) -> None:

@@ -117,8 +117,8 @@ class FirstBatch:
         wrong.sort(key=lambda name: name == "loss")  # the part that is the cause comes first
         name = wrong[0]
         logger.warning(
-            "{} is not a mean over samples: {:.6g} for {} samples of {}, but {:.6g} over their pairs, so it "
-            "depends on eval_batch_size, and training on optim.accumulate. {}",
+            "{} is not a mean over samples: {:.6g} for {} samples of {}, but {:.6g} as the mean of batches of two, so "
+            "it depends on eval_batch_size, and training on optim.accumulate. {}",
             *(name, whole[name], size, label(loader.split, loader.name), sums[name] / total, _MEAN),
         )
 

@@ -30,7 +30,7 @@ _STREAM = "a stream, whose records cannot be read twice"
 _VARIES = (
     "reading {} of dataset.{} twice gives two values of {}: it depends on something besides its number, such as a "
     "generator that is not seeded, a counter, a cache of augmented samples, or stored data changed in place{}; "
-    "resumed runs will differ. Draw from the global generators, which are seeded for each sample; see docs/data.md"
+    "resumed runs will differ. {}; see docs/data.md"
 )
 
 
@@ -164,7 +164,10 @@ def _join(
             held = OwnGenerators(batches.dataset, batches.collate).names
             if held:
                 generators = f" (generators found: {join_names(held, 5)})"
-            logger.warning(_VARIES, name, data, entries, generators)
+            advice = "Draw from the global generators, which are seeded for each sample"
+            if not batches.random:
+                advice = "With random = False nothing is seeded: remove that if samples draw random numbers"
+            logger.warning(_VARIES, name, data, entries, generators, advice)
         if number != _BATCH:
             reading["samples"][number] = values
     if not reading["samples"]:
