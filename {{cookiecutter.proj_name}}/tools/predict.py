@@ -188,7 +188,7 @@ def describe(task: Task, output: Any, batch: Any) -> list[dict[str, Any]]:
     probabilities = named.get("probabilities")
     prediction = named.get("prediction")
     if getattr(probabilities, "ndim", 0) == 2 and getattr(prediction, "ndim", 0) == 1:
-        return likeliest(named["probabilities"], named["prediction"], task.classes)
+        return likeliest(named["probabilities"], named["prediction"].long(), task.classes)
     size = 0  # of the batch: as the first tensor says
     columns: dict[str, list[Any]] = {}
     for name, value in named.items():

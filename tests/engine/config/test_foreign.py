@@ -93,3 +93,6 @@ class Kind(Base):
     (config.parent / "near.py").write_text(source)
     built = DATASET_REGISTRY.build({"type": "near.Kind", "root": "x"}, data_dir=1, mode="val")
     assert built.mode == "val"
+    (config.parent / "alone.py").write_text("def make(root, **kwargs):\n    return kwargs\n")
+    built = DATASET_REGISTRY.build({"type": "alone.make", "root": "x"}, data_dir=1, mode="val")
+    assert built == {"data_dir": 1, "mode": "val"}

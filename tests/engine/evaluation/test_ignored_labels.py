@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-from common.base.errors import UserError
 from common.evaluation.metric import class_numbers
 from engine.conftest import PICTURES
 from library.metrics.confusion_metric import ConfusionMatrix
@@ -126,19 +125,3 @@ def test_metrics_leave_them_out() -> None:
     none.update(output, {"label": torch.full_like(label, -100)})
     assert math.isnan(none.compute()["macro_f1"])
     assert class_numbers(torch.tensor([-100, 2, 3]), probabilities[:3]).tolist() == [-1, 2, -1]
-
-
-def test_of_equal_logits_the_first_class_counts() -> None:
-    """As `prediction` has it, also where half precision makes many equal."""
-    torch.manual_seed(0)
-    logits = torch.randn(2000, 10).to(torch.bfloat16)
-    label = torch.randint(10, (2000,))
-    accuracy = Accuracy()
-    accuracy.update({"logits": logits}, {"label": label})
-    assert accuracy.correct == int((logits.max(dim=1).indices == label).sum())
-
-
-def test_one_logit_per_sample_is_no_class() -> None:
-    """Every sample would count as right."""
-    with pytest.raises(UserError, match="logits have one column"):
-        Accuracy().update({"logits": torch.randn(4, 1)}, {"label": torch.ones(4)})

@@ -89,5 +89,5 @@ def test_weights_whose_path_a_job_has_made_absolute(tmp_path: Path) -> None:
 
 def test_a_setting_that_looks_like_a_value_of_the_grid() -> None:
     """Argparse takes an option with a space for one."""
-    with pytest.raises(UserError, match=r"is a setting of all runs: write it before --grid"):
+    with pytest.raises(UserError, match=r"write values to try without --, and a setting of all runs before --grid"):
         read_space(["optim.lr=1e-2", "--dir.runs_dir=/data/my runs"])

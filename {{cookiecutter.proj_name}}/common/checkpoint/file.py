@@ -139,7 +139,7 @@ def load_archive(path: Path, *, verify: bool = True) -> Any:
                 "nothing was changed; repair the access and start again, or name another file: --resume FILE"
             ) from error
         said = str(error).partition("\n")[0]
-        reason = f"it is not what torch.save writes since torch 1.6, or was truncated while written or copied ({said})"
+        reason = f"it is not a checkpoint of torch 1.6 or later, or was truncated while written or copied ({said})"
         if isinstance(error, pickle.UnpicklingError):
             reason = "it holds Python objects, whose loading could run code; save torch.save(model.state_dict(), path)"
         raise CheckpointError(f"{path} cannot be loaded: {reason}") from error

@@ -173,9 +173,11 @@ class Registry:
             return self.provided
         named, takes_any = parameters(target)
         taken = set(named)
-        if takes_any:  # `**kwargs` are arguments of a base class
-            for base in getattr(target, "__mro__", ()):
+        if takes_any:  # `**kwargs` are arguments of a base class that has any
+            for base in getattr(target, "__mro__", ())[1:]:
                 taken.update(parameters(base)[0])
+            if len(taken) == len(named):
+                taken.update(self.provided)
         return tuple(name for name in self.provided if name in taken and name not in given)
 
 

@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from copy import copy, deepcopy
+from copy import deepcopy
 from dataclasses import field, replace
 from functools import partial
 from itertools import islice, tee
@@ -299,10 +299,12 @@ def make_loader(
 def to_device(batch: Any, device: torch.device) -> Any:
     """Return `batch` with every tensor on `device`; from pinned memory they are moved asynchronously.
 
-    Loaded batches are on the CPU. The caller may replace entries of the result: `batch` keeps its own.
+    Loaded batches are on the CPU. The caller may replace entries of a dict: `batch` keeps its own.
     """
     if device == _CPU:  # a fifth of the time of comparing device.type, in every step
-        return copy(batch)
+        if type(batch) is dict:
+            return batch.copy()
+        return batch
     later = has_streams(device)
     return map_tensors(batch, lambda tensor: tensor.to(device, non_blocking=later), "to", device)
 

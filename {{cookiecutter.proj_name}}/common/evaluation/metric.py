@@ -236,12 +236,7 @@ def class_numbers(label: Tensor, logits: Tensor) -> Tensor:
     Args:
         label: class numbers (B, ...), or probabilities (B, classes, ...), of which the likeliest class counts.
         logits: (B, classes, ...).
-
-    Raises:
-        UserError: there is one logit per sample.
     """
-    if logits.shape[1] == 1:
-        raise UserError("logits have one column, and classes need one each: for two classes, two")
     if label.is_floating_point() and label.shape == logits.shape:
         return label.argmax(dim=1)
     is_class = (label >= 0) & (label < logits.shape[1])

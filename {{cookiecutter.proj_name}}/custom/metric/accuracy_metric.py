@@ -26,7 +26,7 @@ class Accuracy(Metric):
     def update(self, output: dict[str, Tensor], batch: dict[str, Tensor]) -> None:
         """Reads `logits` (B, classes, ...) and `label`: (B, ...), or probabilities (B, classes, ...)."""
         labels = class_numbers(batch["label"], output["logits"])
-        top = output["logits"].argsort(dim=1, descending=True, stable=True)[:, : self.k]  # of equal ones, the first
+        top = output["logits"].topk(self.k, dim=1).indices
         self.correct += int((top == labels[:, None]).sum())
         self.count += int((labels >= 0).sum())
 

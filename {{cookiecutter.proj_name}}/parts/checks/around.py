@@ -41,10 +41,12 @@ def around(run: RunContext, trainer: Trainer) -> Iterator[None]:
 
 
 def warn_of_other_rates(trainer: Trainer) -> None:
-    """Warn in a resume if the schedule gives the last step another learning rate than it had, as for another length."""
+    """Warn in a resume if a schedule over the whole run gives the last step another learning rate than it had."""
     begun = trainer.at.step - trainer.stage.start
-    kind = SCHEDULE_REGISTRY.get(trainer.stage.config.optim.lr_scheduler.type)
-    if begun < 1 or "steps" not in parameter_names(kind):
+    config = trainer.stage.config.optim.lr_scheduler
+    kind = SCHEDULE_REGISTRY.get(config.type)
+    follows_length = config.tmax is None and "steps" in parameter_names(kind)
+    if begun < 1 or not follows_length or hasattr(kind, "after_validation"):
         return
     before = learning_rates(trainer.optimizer)
     trainer.schedule.step(begun - 1)  # as before each step
@@ -52,8 +54,9 @@ def warn_of_other_rates(trainer: Trainer) -> None:
     if now != before and trainer.rank.is_main:
         name = next(name for name in now if now[name] != before[name])
         logger.warning(
-            "the schedule has changed: step {} had the learning rate {:.3g}, and would have {:.3g} now, so the result "
-            "is not that of a fresh run. To keep the old schedule: optim.lr_scheduler.tmax, the length that it had",
+            "step {} had the learning rate {:.3g}, and this config gives it {:.3g}: unless your code sets the rates, "
+            "they are not those of a run that was never cut. If only the length differs, this keeps the old schedule: "
+            "--optim.lr_scheduler.tmax OLD_LENGTH --allow_changes true",
             *(trainer.at.step, before[name], now[name]),
         )
 

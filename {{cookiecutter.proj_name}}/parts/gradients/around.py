@@ -43,6 +43,9 @@ def log_gradients(model: nn.Module, *, every: bool) -> None:
         gradient = local(parameter.grad)
         if gradient.is_sparse:  # of an embedding: the rows that were used
             gradient = gradient.coalesce().values()
+        if gradient.numel() == 0:
+            rows.append(f"  {name}: no gradient here")
+            continue
         sizes = gradient.abs()
         rows.append(f"  {name}: mean weight {local(parameter).mean():.3e}, mean |gradient| {sizes.mean():.3e}")
         size = float(sizes.max())

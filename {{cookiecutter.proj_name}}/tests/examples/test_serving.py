@@ -36,7 +36,7 @@ def model(tmp_path: Path) -> Path:
     torch.export.save(torch.export.export(Brightness(), example, dynamic_shapes=[{0: torch.export.Dim("batch")}]), path)
     about = {
         "format": "torch", "dataset": DATASET, "classes": ["dark", "bright"], "sha256": "0", "step": 1,
-        "inputs": {"image": {"key": "image"}}, "outputs": {"output": {}},
+        "inputs": {"image": {"key": "image", "dtype": "float32"}}, "outputs": {"output": {}},
     }  # fmt: skip
     path.with_name("model.pt2.json").write_text(json.dumps(about))
     return path

@@ -44,12 +44,13 @@ def main(argv: list[str]) -> int:
         if task is None and any("%a" in word for word in words):
             raise UserError("%a stands for the number of a task: it needs --slurm.array")
         resolved.append(resolve([word.replace("%a", str(task)) for word in words]))
-    count = resolved[0].config.dist.processes
-    if count:
-        raise UserError(
-            f"dist.processes is {count}: under Slurm, srun starts the processes; use --slurm.tasks {count}, and "
-            "--dist.processes null if a file sets it"
-        )
+    for result in resolved:
+        count = result.config.dist.processes
+        if count:
+            raise UserError(
+                f"dist.processes is {count}: under Slurm, srun starts the processes; use --slurm.tasks {count}, and "
+                "--dist.processes null if a file sets it"
+            )
     folder = common_folder(resolved)
     jobs = folder.root.parent / ".jobs" / folder.name
     gpu_ids = resolved[0].config.gpu_ids

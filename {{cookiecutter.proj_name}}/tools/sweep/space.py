@@ -44,7 +44,9 @@ def read_space(pairs: Sequence[str]) -> dict[str, list[str]]:
     space: dict[str, list[str]] = {}
     for pair in pairs:
         if pair.startswith("--") and " " in pair:
-            raise UserError(f"{pair!r} is a setting of all runs: write it before --grid, or as two words")
+            raise UserError(
+                f"{pair!r}: write values to try without --, and a setting of all runs before --grid, or as two words"
+            )
         key, equals, text = pair.removeprefix("--").partition("=")
         if not (key and equals and text):
             raise UserError(f"{pair!r}: write key=value,value")
