@@ -269,7 +269,7 @@ def test_a_resume_in_the_first_stage_keeps(runs: Runs, more: list[str]) -> None:
     same_after_cut(runs, "plain", *TOWER, *more, at=4)
 
 
-def test_a_run_without_stages_goes_on_with_some(runs: Runs) -> None:
+def test_a_run_without_stages_continues_with_some(runs: Runs) -> None:
     """It was in the first."""
     runs.train(*TOWER, "--progress.epoch", "1")
     words = ["--resume", "auto", "--allow_changes", "true", "--stages", "[{until: 7step}, {optim: {lr: 0.5}}]"]

@@ -32,7 +32,7 @@ def around(run: RunContext, trainer: Trainer) -> Iterator[None]:
             trainer.monitor.after_step.remove(after_step)
             if trainer.rank.is_main:
                 why = "the task has no `pictures`, and classifies no images or has an `update` of its own"
-                logger.info("training goes on without pictures of its batches: {}", why)
+                logger.info("no pictures of training batches: {}", why)
         last = at
 
     if every:

@@ -185,7 +185,7 @@ def run_trials(
 
 
 def _say(text: str) -> None:
-    with suppress(OSError):  # the terminal, or whoever read the output, is gone: the runs go on
+    with suppress(OSError):  # the terminal or the reader of a pipe is gone; the runs must still be stopped and saved
         print(text, flush=True)
 
 
