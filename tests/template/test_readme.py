@@ -29,7 +29,7 @@ output, batch = dict(logits=torch.tensor([[3.0, 4.0], [0.0, 0.0]])), dict(label=
 loss, metric = LossFactory(dict(CrossEntropyLoss=dict(weight=1.0))), MetricFactory(dict())
 losses = Task(torch.nn.Identity(), loss, metric).losses(output, batch)
 assert losses["loss"] == losses["CrossEntropyLoss"]
-meter, sums = Meter(), LossSums()
+meter, sums = Meter(1, lambda found: [found]), LossSums()
 meter.add(1, losses, 2)
 sums.add(losses, 2, 2)
 assert meter.read().raw["logit_norm"] == sums.means(Rank())[0]["logit_norm"] == 2.5

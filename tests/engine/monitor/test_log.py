@@ -100,8 +100,8 @@ def test_a_bar_is_not_torn(tmp_path):
         f"folder = Path({str(tmp_path)!r})\n"
         "attempt, patch = describe_start(folder, ['train.py'], 0, Rank())\n"
         "run = open_run(RunPaths(folder), {}, attempt, patch, resume=False)\n"
-        "monitor = Monitor(MonitorConfig(writers=[]), Rank(), run, values={})\n"
-        "with monitor.training(Position(), 10):\n"
+        "monitor = Monitor(MonitorConfig(writers=[]), Rank(), run, resume_step=None, values={})\n"
+        "with monitor.training(Position(), 10, None):\n"
         "    monitor.step_done(Position(step=1), 4); logger.info('a line')\n"
         "run.close()"
     )

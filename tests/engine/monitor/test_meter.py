@@ -15,9 +15,14 @@ def losses(total: float, **parts: float) -> dict[str, torch.Tensor]:
     return {"loss": torch.tensor(total, requires_grad=True) * 1, **made}
 
 
+def alone(window: int = 20) -> Meter:
+    """Of a single process."""
+    return Meter(window, lambda found: [found])
+
+
 def test_the_meter_reads_raw_and_smooth(tmp_path):
     """The last step to the last digit, and the mean over a window of samples."""
-    meter = Meter(window=2)
+    meter = alone(2)
     for step, (value, samples) in enumerate([(9.0, 64), (1.0, 30), (4.0, 10)], start=1):
         meter.add(step, losses(value, a=value / 2), samples)
     reading = meter.read()
@@ -29,7 +34,7 @@ def test_the_meter_reads_raw_and_smooth(tmp_path):
 
 def test_micro_batches_of_a_step_are_one_value():
     """Weighted by their samples, since the last one may be smaller."""
-    meter = Meter()
+    meter = alone()
     meter.add(1, losses(1.0, a=1.0), 3)
     meter.add(1, losses(5.0, a=5.0), 1)
     assert meter.read().raw == {"loss": 2.0, "a": 2.0}
@@ -38,7 +43,7 @@ def test_micro_batches_of_a_step_are_one_value():
 def test_adding_touches_nothing_on_the_device():
     """No kernel runs and no graph is kept between two readings."""
     made = losses(1.0, a=1.0)
-    meter = Meter()
+    meter = alone()
     with torch.profiler.profile() as profile:
         meter.add(1, made, 4)
     assert {event.key for event in profile.key_averages()} <= {"aten::detach", "detach"}
@@ -48,7 +53,7 @@ def test_adding_touches_nothing_on_the_device():
 
 def test_all_losses_come_in_one_transfer(monkeypatch):
     """However many steps and losses there are."""
-    meter = Meter()
+    meter = alone()
     for step in range(1, 11):
         meter.add(step, losses(1.0, a=1.0, b=2.0), 4)
     calls = []
@@ -67,7 +72,7 @@ def test_all_losses_come_in_one_transfer(monkeypatch):
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 def test_the_first_step_that_is_no_number_is_known(bad):
     """The first one, not the one where it was looked for; a part may be bad while the sum is not."""
-    meter = Meter()
+    meter = alone()
     for step in range(1, 6):
         meter.add(step, losses(1.0, a=bad if step in (3, 4) else 1.0), 4)
     assert meter.first_bad_step() == 3
@@ -108,7 +113,7 @@ def test_ranks_are_added_up_by_samples():
 
 def test_losses_do_not_pile_up():
     """Without a log line for a long time they are read now and then."""
-    meter = Meter()
+    meter = alone()
     for step in range(1, 2502):
         meter.add(step, losses(float(step), a=1.0), 1)
     assert len(meter._pending) < 1000
@@ -143,7 +148,7 @@ def test_the_clock_tells_step_time_waiting_and_rest(monkeypatch):
     timing = clock.read(steps_left=100)
     assert (timing.step, timing.data) == pytest.approx((0.4, 0.25))
     assert timing.eta == pytest.approx(100 * 14 / 20)
-    assert clock.read().eta is None
+    assert clock.read(None).eta is None
 
 
 def test_memory_is_this_process_own():

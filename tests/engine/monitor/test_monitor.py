@@ -74,6 +74,7 @@ def test_the_training_line():
         others={"grad_norm": 1.2},
         speed=dict(zip(SPEED, (0.0031, 0.12, 20645.2, 430_000_000), strict=True)),
         eta=82.4,
+        skipped=(0, 0),
     )
     second = train_line(
         position(Position(step=120, epoch=6, sample=0, epoch_size=1200), 570, 30),
@@ -82,6 +83,7 @@ def test_the_training_line():
         others={"grad_norm": 0.034567},
         speed=dict(zip(SPEED, (0.0117, 0.0, 987.0, 430_000_000), strict=True)),
         eta=5.0,
+        skipped=(0, 0),
     )
     assert first == (
         "epoch  1/30 step   7/570 | loss 12.3457 (12.0000)  ce 2.30258 (2.40000)  l2 1.0e-05 (1.3e-05) | "
@@ -104,6 +106,7 @@ def test_the_line_leaves_out_what_is_not_known():
         others={},
         speed=dict(zip(SPEED, (1.5, 0.5, 10.0, 3 * 2**30), strict=True)),
         eta=None,
+        skipped=(0, 0),
     )
     assert line == (
         "epoch 1 step 7 | loss 0.50000 (0.50000) | lr 1.00e-01 | 1500.0 ms/step data  50%     10/s | mem 3072 MB"
@@ -130,9 +133,9 @@ def test_the_evaluation_line():
 def test_lines_name_the_trainer_not_the_monitor(run, tmp_path):
     """Also where the monitor makes the line."""
     setup_log(file=Appender(tmp_path / "log"))
-    monitor = Monitor(MonitorConfig(writers=[]), Rank(), run, values={})
+    monitor = Monitor(MonitorConfig(writers=[]), Rank(), run, resume_step=None, values={})
     at, optimizer = Position(step=1, sample=1), torch.optim.SGD([torch.zeros(1)], lr=0.5)
-    monitor.train(at, optimizer, torch.tensor(1.0), {})
+    monitor.train(at, optimizer, torch.tensor(1.0), {}, (0, 0))
     monitor.evaluation("val", at, SplitResult({"": SetResult({}, 1)}))
     monitor.end("finished", at, "")
     line = int(here().rpartition(":")[2])
@@ -142,8 +145,8 @@ def test_lines_name_the_trainer_not_the_monitor(run, tmp_path):
 
 def test_a_bar_only_on_a_terminal(run):
     """Not in a file; a test's output is a file."""
-    monitor = Monitor(MonitorConfig(writers=[]), Rank(), run, values={})
-    with monitor.training(Position(), 10):
+    monitor = Monitor(MonitorConfig(writers=[]), Rank(), run, resume_step=None, values={})
+    with monitor.training(Position(), 10, None):
         monitor.begin()
         assert monitor.bar.disable
 
@@ -165,7 +168,7 @@ def short_run(project: Path, *, resume_step: int | None = None, last: int = 3, r
                 monitor.clock.batch_ready()
                 monitor.meter.add(step, losses(1.0 / step, ce=1.0 / step), 4)
                 monitor.step_done(at, 4)
-                monitor.train(at, optimizer, torch.tensor(2.0), {})
+                monitor.train(at, optimizer, torch.tensor(2.0), {}, (0, 0))
         monitor.evaluation("val", at, SplitResult({"": SetResult({"loss": 0.5}, 7)}), best=True)
         monitor.recorder.record("checkpoint", step=at.step, epoch=1, best=False, numbered=False, mode="min")
         monitor.end("finished", at, "3 epochs")

@@ -20,8 +20,8 @@ def train_line(
     rates: Mapping[str, float],
     others: Mapping[str, float],
     speed: Mapping[str, float],
-    eta: float | None = None,
-    skipped: tuple[int, int] = (0, 0),
+    eta: float | None,
+    skipped: tuple[int, int],
 ) -> str:
     """Return one line about training. A loss is shown as `raw (smooth)`.
 

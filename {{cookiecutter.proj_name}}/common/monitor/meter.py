@@ -41,8 +41,8 @@ class Meter:
 
     Args:
         window: optimizer steps averaged in the smooth values.
-        gather: returns the value of every process. With it, `first_bad_step` and `read` are collectives: every process
-            must call them at the same steps.
+        gather: returns the value of every process. So `first_bad_step` and `read` are collectives: every process must
+            call them at the same steps.
 
     Attributes:
         clock: times the steps, and counts the items of a task.
@@ -50,8 +50,8 @@ class Meter:
 
     def __init__(
         self,
-        window: int = 20,
-        gather: Callable[[_Found], list[_Found]] = lambda found: [found],
+        window: int,
+        gather: Callable[[_Found], list[_Found]],
     ) -> None:
         self.clock = Clock()
         self._window = window
@@ -187,7 +187,7 @@ class Clock:
         self._steps += 1
         self._samples += samples
 
-    def read(self, steps_left: int | None = None) -> Timing:
+    def read(self, steps_left: int | None) -> Timing:
         """Times since the last reading; a new interval starts here. Right after step 1: the times of step 1."""
         self._pass()
         busy = max(self._busy, 1e-9)

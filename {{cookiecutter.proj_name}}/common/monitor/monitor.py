@@ -73,7 +73,7 @@ class Monitor:
         rank: Rank,
         run: OpenRun | None,
         *,
-        resume_step: int | None = None,
+        resume_step: int | None,
         values: Mapping[str, Any],
     ) -> None:
         self.meter = Meter(config.smooth, partial(gather_objects, rank=rank))
@@ -105,7 +105,7 @@ class Monitor:
         self,
         at: Position,
         total_steps: int | None,
-        epochs: int | None = None,
+        epochs: int | None,
     ) -> Iterator[None]:
         """Wraps the training loop: starts the clock, shows the progress bar. Unknown totals are None."""
         self._total_steps = total_steps
@@ -150,7 +150,7 @@ class Monitor:
         optimizer: torch.optim.Optimizer,
         grad_norm: Tensor,
         metrics: Mapping[str, float],
-        skipped: tuple[int, int] = (0, 0),
+        skipped: tuple[int, int],
     ) -> None:
         """Write the log line of training and its scalars. Waits for the device; every process must call it.
 

@@ -9,6 +9,7 @@ from loguru import logger
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from common import import_large
 from common.base.errors import UserError
 from common.base.nested import map_tensors
 from common.base.parts import required
@@ -50,6 +51,7 @@ def build_optimizer(
     Raises `UserError` when nothing is trainable, or when the optimizer cannot train these parameters.
     """
     groups = parameter_groups(config, model, chosen)
+    import_large("torch._dynamo")  # by torch's first optimizer
     if any("args" in group for group in groups):
         several = required("optimizers", "several", "a group with an optimizer of its own")
         optimizer: Optimizer = several.build(config, model, groups)
