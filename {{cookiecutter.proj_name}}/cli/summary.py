@@ -106,7 +106,7 @@ def log_end(trainer: Trainer, outcome: Outcome | None) -> None:
     last = trainer.progress.values
     saved = trainer.saver.saved_step
     if last and saved:
-        lines.append(f"last     {values(last, trainer)} (latest.pt: step {saved})")
+        lines.append(f"last     {values(last, trainer)} (last validation; latest.pt: step {saved})")
     if outcome is None or outcome.exit_code:
         again = trainer.paths.resume_command(str(PROJECT / "train.py"))
         lines.append(f"resume   {again or 'nothing was saved'}")

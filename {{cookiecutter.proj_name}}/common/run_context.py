@@ -101,9 +101,7 @@ class RunContext:
         config = self.config
         rank = self.rank
         # A job restarted by its launcher continues its own run, whatever --resume says; never another.
-        restarted = False
-        if is_restart(self.paths, rank):
-            restarted = any(self.paths.checkpoints.glob("*.pt"))
+        restarted = is_restart(self.paths, rank) and any(self.paths.checkpoints.glob("*.pt"))
         restarted = from_main(restarted, rank)
         resume = config.resume
         if restarted:
@@ -233,9 +231,9 @@ class RunContext:
         """Show the failure that ends the run, of this or another process, and record it in the run's files."""
         self.monitor.fail(failure.reason)
         is_trained = self.monitor.step != self.monitor.start
-        if self.folder is not None and not is_trained and not failure.trace:
+        if self.folder is not None and not is_trained:
             with suppress(OSError):
-                self.folder.forget()
+                self.folder.forget(not failure.trace)
         level = "ERROR"
         # A rank above 0 logs errors to the terminal too; a warning avoids that if rank 0 has printed it already.
         if not to_terminal:

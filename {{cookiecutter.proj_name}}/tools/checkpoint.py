@@ -41,7 +41,7 @@ def summary(path: Path, state: Mapping[str, Any]) -> str:
     """Position, results, environment and every tensor of the model, as text."""
     at = state["position"]
     config = state["about"]["config"]
-    facts = {"validated": state["values"], "best": state["best"]["best"], **state["fingerprint"]}
+    facts = {"last validation": state["values"], "best": state["best"]["best"], **state["fingerprint"]}
     for name in ("code", "data"):  # checksums of files, and of the samples that were read
         facts.pop(name, None)
     lines = [

@@ -88,3 +88,17 @@ def test_a_run_with_a_launcher_of_its_own(project, tmp_path, launcher, replaced)
         called, _ = run_job(run.folder, cwd=tmp_path)
     assert ("--dist.launcher" in called) == replaced
     assert not replaced or called[called.index("--dist.launcher") + 1] == "auto"
+
+
+def test_a_run_that_resumes_itself_is_repeated_each_time(project, tmp_path):
+    """Not continued by the second call, unless a word says so."""
+    with closing(open_(project)) as run:
+        file = run.folder.config_file
+        file.write_text("name: digits\nresume: auto\n")
+        called, _ = run_job(run.folder, "--progress.epoch", "3", cwd=tmp_path)
+        assert called[-4:] == ["--resume", "null", "--progress.epoch", "3"]
+        called, _ = run_job(run.folder, "--resume", "auto", cwd=tmp_path)
+        assert called[-2:] == ["--resume", "auto"] and "null" not in called
+        file.write_text("name: digits\nresume: null\n")
+        called, _ = run_job(run.folder, cwd=tmp_path)
+        assert "--resume" not in called

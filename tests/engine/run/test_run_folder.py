@@ -21,6 +21,7 @@ from common.run.folder import OpenRun, open_run
 from common.run.paths import DirConfig, RunPaths, data_dir
 from common.run.record import describe_start, environment_text
 from common.run.status import FolderLock, read_status, write_status
+import train
 from evaluate import eval_dir
 from tests.conftest import PROJECT, Runs
 
@@ -130,6 +131,20 @@ def test_a_crash_before_the_first_step_keeps_its_files(runs: Runs) -> None:
     names = sorted(path.name for path in runs.root.iterdir() if path.is_dir())
     assert len(names) == 2 and names[0] == "run" and names[1].startswith("run_20")
     assert "a mistake in a plugin" in (runs.root / "run" / "train.log").read_text()
+
+
+def test_a_resume_that_crashes_before_its_first_step_leaves_the_config_of_the_run(runs: Runs) -> None:
+    """The next resume takes the settings that have trained; the status and the log say what happened."""
+    folder = runs.train("--progress.max_steps", "1")
+    record = (folder / "run.json").read_text()
+    more = ("--resume", str(folder), "--progress.max_steps", "2")
+    plugin = ("--plugins", "[engine.run.test_run_folder:crash]")
+    assert runs.fail(*more, *plugin, "--batch_size", "16", "--allow_changes", "true") == 1
+    assert (folder / "run.json").read_text() == record
+    assert not (folder / "config.resume-1.yaml").exists()
+    assert (read_status(RunPaths(folder)) or {})["state"] == "failed"
+    assert "a mistake in a plugin" in (folder / "train.log").read_text()
+    assert train.main([*more]) == 0
 
 
 def crash(trainer: object) -> None:

@@ -48,6 +48,13 @@ def test_files_that_a_resume_set_aside_are_not_compared(runs: Runs) -> None:
         kept.with_name(name).rename(kept)
 
 
+def test_the_latest_checkpoint_of_a_step_is_compared(runs: Runs) -> None:
+    """A resume that only ran an evaluation that was owed replaces it, but no numbered one of the same step."""
+    folder = RunPaths(runs.train("--progress.max_steps", "2")).checkpoints
+    (folder / "step_00000002.pt").touch()
+    assert checkpoints(folder.parent) == {2: folder / "latest.pt"}
+
+
 def test_what_a_and_b_can_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Commits and configs; what is neither, or both, and words without a meaning, are refused with a reason."""
     monkeypatch.setattr(sides, "PROJECT", tmp_path)

@@ -37,13 +37,18 @@ class OpenRun:
     record: dict[str, Any] = field(repr=False)
     before: Mapping[Path, str] = field(repr=False)
 
-    def forget(self) -> None:
-        """Remove the record of this attempt, a resume that was refused: the next one starts from the config before."""
+    def forget(self, refused: bool) -> None:
+        """Remove the record of this attempt, a resume that trained no step: the next one starts from the config before.
+
+        Args:
+            refused: also put back the status; that of an attempt that crashed stays.
+        """
         if self.before:
             (self.folder.root / self.record["config"]).unlink(missing_ok=True)
         for file, text in self.before.items():
-            write_text(file, text)
-            os.utime(file, (0, 0))  # it is not the status of this attempt: tools/slurm, tools/sweep
+            if refused or file == self.folder.record_file:
+                write_text(file, text)
+                os.utime(file, (0, 0))  # it is not the status of this attempt: tools/slurm, tools/sweep
 
     def close(self) -> None:
         """Unlock the folder. Safe to call twice."""

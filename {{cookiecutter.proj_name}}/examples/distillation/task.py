@@ -23,7 +23,8 @@ class DistillationTask(Task):
 
     Args:
         teacher: section of the teacher's model, as in `model`.
-        weights: checkpoint with the teacher's weights; a relative path starts at the project's folder.
+        weights: checkpoint with the teacher's weights; a relative path starts at the project's folder. In a Slurm job,
+            whose code is a copy, that is the working folder.
         temperature: both outputs are divided by it, so that unlikely classes count too.
         share: weight of the distance to the teacher, 0..1.
     """
@@ -40,8 +41,11 @@ class DistillationTask(Task):
     ) -> None:
         super().__init__(model, loss, metric)
         trained = MODEL_REGISTRY.build(teacher)
+        file = PROJECT / weights
+        if not file.exists():
+            file = Path(weights)
         with error_context(lambda: "in loading task.weights; the first lines of the config say how to train a teacher"):
-            state = read_checkpoint(PROJECT / weights)
+            state = read_checkpoint(file)
         load_weights(trained, averaged_state_dict(state["model"], state), weights)
         self.teacher = fixed(trained)
         self.temperature, self.share = temperature, share

@@ -21,7 +21,7 @@ class _Mix(ABC):
     """Mixes the images of a batch in pairs, with a share drawn from Beta(alpha, alpha), the same for the whole batch.
 
     `label` (B,) stays the label of the image with the larger share. `soft_label` (B, classes), float, has the shares
-    of both; the example `CrossEntropyLoss` trains on it, others with `inputs: {target: batch.soft_label, ...}`.
+    of both; the example `CrossEntropyLoss` trains on it where it is there. Evaluation has none.
 
     Args:
         dataset: supplied by the program. Its samples have `image` (C, H, W), all of one size, and `label`.

@@ -24,6 +24,10 @@ run=$(CDPATH="" cd -P -- "$(dirname -- "$0")" && pwd)
 project={project}
 python=${{PYTHON:-{python}}}  # PYTHON=... sh job.sh uses another interpreter
 cd -- "$project" || exit 1
+case "$* $(grep "^resume:" "$run/config.yaml")" in
+    *--resume*) ;;
+    *"resume: auto") set -- --resume null "$@" ;;  # else a second call would continue the first
+esac
 {preparations}exec {launch} {script} --config "$run/config.yaml"{launcher} \\
     --name {name} --dist.random_seed {seed} "$@"
 """
@@ -83,9 +87,10 @@ def job_script(run: Path, project: Path, attempt: dict[str, Any], gpus: bool = F
     where = shlex.quote(str(project))
     if run.is_relative_to(project) or is_copy(project):  # then both can be moved together
         where = f'"$run"/{shlex.quote(os.path.relpath(project, run))}'
-    script = Path(attempt["argv"][0]).name
-    if Path(attempt["argv"][0]).is_relative_to(project):
-        script = os.path.relpath(attempt["argv"][0], project)
+    program = Path(attempt["argv"][0])
+    script = program.name
+    if program.is_relative_to(project):
+        script = os.path.relpath(program, project)
     return _SCRIPT.format(
         shown=run.name,
         time=attempt["time"],

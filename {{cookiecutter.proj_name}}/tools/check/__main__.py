@@ -19,14 +19,14 @@ from custom.config import Config
 
 def main(argv: list[str]) -> int:
     """Make the runs, and print what each check finds. Returns the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m tools.check", description=(__doc__ or "").partition("\n\n")[2])
+    parser = argparse.ArgumentParser(prog="python -m tools.check", description=__doc__.partition("\n\n")[2])
     names = [check.name for check in CHECKS]
-    parser.add_argument("--only", nargs="+", choices=names, default=names, metavar="NAME", help=", ".join(names))
+    parser.add_argument("--only", nargs="+", action="extend", choices=names)
     options, words = parser.parse_known_args(argv)
     setup_log()
     words = with_config_of_run(words)
     config = parse(Config, words, prog="python -m tools.check").config
-    chosen = [check for check in CHECKS if check.name in options.only]
+    chosen = [check for check in CHECKS if check.name in (options.only or names)]
     width = max(len(check.title) for check in chosen)
     code = 0
     with tempfile.TemporaryDirectory(prefix="check-") as folder:

@@ -23,10 +23,11 @@ _MEASURING = ("dataset.val", "debug.max_samples", "loss.", "metric.", "task.")
 
 def find_runs(folder: Path) -> list[RunFiles]:
     """Find the run in a folder, or the runs anywhere below it, in the order of their paths. Raises `UserError`."""
-    paths = RunPaths(folder)
     found = set()
-    for file in (paths.record_file, paths.status_file, paths.metrics_file):
-        found |= {path.parent for path in folder.rglob(file.name)}
+    places = [folder, *(each for each in folder.glob("*") if each.is_symlink())]  # which rglob does not follow
+    for name in ("run.json", "status.json", "metrics.jsonl"):
+        for place in places:
+            found |= {path.parent for path in place.rglob(name)}
     if not found:
         raise UserError(f"there are no runs in {folder}: a run is a folder with status.json or metrics.jsonl")
     return [read_run(path) for path in sorted(found)]

@@ -71,7 +71,9 @@ def compare_checkpoints(first: Path, second: Path, skip: tuple[str, ...] = ()) -
 
 def checkpoints(run: Path) -> dict[int, Path]:
     """Return the checkpoints of a run by their step."""
-    files = sorted(RunPaths(run).checkpoints.glob("[!ad]*.pt"))  # neither abandoned_*.pt nor damaged_*.pt
+    folder = RunPaths(run).checkpoints
+    files = sorted(folder.glob("[!adl]*.pt"))  # neither abandoned_*.pt nor damaged_*.pt
+    files += folder.glob("latest.pt")  # an evaluation that was owed may have replaced it since another of its step
     return {step: file for file in files if (step := step_of(file)) >= 0}
 
 

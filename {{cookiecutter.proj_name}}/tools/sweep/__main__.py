@@ -36,7 +36,9 @@ def read_command(argv: Sequence[str]) -> argparse.Namespace:
     )  # fmt: skip
     parser.add_argument("--config", "-c", required=True, help="the config that all runs share")
     parser.add_argument("--name", help="folder below experiments/; default: the config's name and _sweep")
-    parser.add_argument("--grid", nargs="+", required=True, metavar="KEY=VALUES", help="to combine; values: a,b,c")
+    parser.add_argument(
+        "--grid", nargs="+", action="extend", required=True, metavar="KEY=VALUES", help="to combine; values: a,b,c"
+    )
     parser.add_argument("--trials", type=int, metavar="N", help="N combinations at random; default: all of them")
     parser.add_argument("--seed", type=int, default=0, help="of the random choice; default 0")
     parser.add_argument("--jobs", type=int, metavar="N", help="runs at a time; they share the GPUs")
