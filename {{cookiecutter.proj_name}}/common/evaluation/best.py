@@ -94,7 +94,10 @@ class BestTracker:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore a saved state; a best value of another metric or mode is discarded."""
         if state["metric"] != self.config.metric or state["mode"] != self.mode:
-            logger.warning("the checkpoint tracked {metric} ({mode}); best and early-stop state are reset", **state)
+            logger.warning(
+                "the checkpoint tracked {metric} ({mode}); best and early-stop state are reset, not a plateau's",
+                **state,
+            )
             return
         self.best = state["best"] and Best(*state["best"])
         self.waited = state["waited"]
