@@ -177,7 +177,7 @@ def test_a_mistake_in_a_stage_names_its_line(runs: Runs, tmp_path: Path) -> None
         ("[{until: 4step}, {until: 0.5epoch}, {}]", "stages[1].until 0.5epoch is step 2; it must be after step 4"),
         ("[{until: 1epoch}, {freeze: [stm.*]}]", "prepare.freeze: stm.* matches none"),
         ("[{until: 1epoch}, {freeze: ['*']}]", "every parameter is frozen"),
-        ("[{until: 1epoch}, {optim: {groups: [{match: 'tpyo.*'}]}}]", "optim.groups[0].match: tpyo.* matches none"),
+        ("[{until: 1epoch}, {optim: {groups: [{match: 'stm.*'}]}}]", "optim.groups[0].match: stm.* matches none"),
         (
             "[{until: 2step}, {optim: {lr_scheduler: {type: cosine, warmup: 3epoch}}}]",
             "is reached at step 8, in a warm-up of 15",

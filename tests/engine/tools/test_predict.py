@@ -91,7 +91,7 @@ def test_a_refusal_leaves_no_folder(run: Path, tmp_path: Path) -> None:
 
 def test_a_name_that_is_no_text(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a terminal that refuses what it cannot write."""
-    image = tmp_path / os.fsdecode(b"caf\xe9.png")
+    image = tmp_path / os.fsdecode(b"ros\xe9.png")
     picture(image, 1)
     written = io.BytesIO()
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, "utf-8", errors="strict", write_through=True))
