@@ -19,7 +19,7 @@ def test_no_step_that_something_is_due_at_is_missed(seed: int) -> None:
     validate, evaluate = draw.choice(INTERVALS), draw.choice(INTERVALS)
     config = ProgressConfig(epoch=4, max_steps=60, epoch_val=validate, epoch_eval=evaluate)
     plan = EpochPlan(draw.randint(9, 60), batch_size=draw.randint(1, 8), drop_last=draw.random() < 0.5)
-    triggers = Triggers(config)
+    triggers = Triggers(config, None)
     at = Position(epoch_size=plan.size)
     while not triggers.is_over(at):
         for batch in plan.global_batches(shuffled(plan.size)(at.epoch), at):

@@ -65,7 +65,7 @@ def build_task(
     config: RunConfig,
     rank: Rank,
     *,
-    first_weights: bool = True,
+    first_weights: bool,
 ) -> Task:
     """Build the task with its model, losses and metrics; with `first_weights`, initialize the weights for training."""
     set_seed(config.dist.random_seed)

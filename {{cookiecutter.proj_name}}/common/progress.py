@@ -41,7 +41,7 @@ class TaskPosition(NamedTuple):
     steps_per_epoch: int | None = None
 
 
-def resumed_position(at: Position, epoch_size: int, least: int = 1) -> Position:
+def resumed_position(at: Position, epoch_size: int, least: int) -> Position:
     """Return the position for data of `epoch_size` samples; that of the next epoch if fewer than `least` are left.
 
     Raises `UserError` inside an epoch of another size.
@@ -187,7 +187,7 @@ class Triggers:
         intervals: of the actions, in the order of the loop.
     """
 
-    def __init__(self, config: ProgressConfig, steps_per_epoch: int | None = None) -> None:
+    def __init__(self, config: ProgressConfig, steps_per_epoch: int | None) -> None:
         self._epochs = config.epoch or math.inf
         self._steps = config.max_steps or math.inf
         log = Interval.parse(config.log_every, "step")

@@ -102,9 +102,8 @@ class RunContext:
         rank = self.rank
         # A job restarted by its launcher continues its own run, whatever --resume says; never another.
         restarted = is_restart(self.paths, rank) and any(self.paths.checkpoints.glob("*.pt"))
-        restarted = from_main(restarted, rank)
         resume = config.resume
-        if restarted:
+        if from_main(restarted, rank):  # every process
             resume = "auto"
         self.checkpoint = find_checkpoint(resume, self.paths.checkpoints, rank)
         if self.checkpoint is not None and self.paths.contains(resume):

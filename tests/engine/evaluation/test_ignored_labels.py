@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
+from common.base.errors import UserError
 from common.evaluation.metric import class_numbers
 from engine.conftest import PICTURES
 from library.metrics.confusion_metric import ConfusionMatrix
@@ -125,3 +126,11 @@ def test_metrics_leave_them_out() -> None:
     none.update(output, {"label": torch.full_like(label, -100)})
     assert math.isnan(none.compute()["macro_f1"])
     assert class_numbers(torch.tensor([-100, 2, 3]), probabilities[:3]).tolist() == [-1, 2, -1]
+
+
+def test_accuracy_of_one_logit_is_refused() -> None:
+    """It would be 1.0, whatever the labels are: the only class is always the likeliest."""
+    logits = torch.zeros(4, 1)
+    for label in (torch.tensor([[0.0], [1.0], [1.0], [0.0]]), torch.tensor([0, 1, 1, 0])):
+        with pytest.raises(UserError, match=r"needs a logit per class, not one; leave it out: metric: .\$REPLACE"):
+            Accuracy().update({"logits": logits}, {"label": label})

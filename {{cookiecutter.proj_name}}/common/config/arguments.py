@@ -24,7 +24,7 @@ def check_arguments(
     given: Mapping[str, Any],
     key: str,
     label: str,
-    provided: tuple[str, ...] = (),
+    provided: tuple[str, ...],
     others: Collection[str] = (),
 ) -> Iterator[Problem]:
     """Problems that a call `target(**given, **provided)` would have, by its signature and annotations.

@@ -152,7 +152,7 @@ def did_you_mean(name: str, candidates: Mapping[str, str], cutoff: float = 0.6) 
     return f"did you mean {folded[matches[0]]}?"
 
 
-def suggestion(name: str, candidates: Iterable[str], otherwise: str = "valid") -> str:
+def suggestion(name: str, candidates: Iterable[str], otherwise: str) -> str:
     """Return a hint: the candidate closest to `name`, or all of them if none is close."""
     known = {candidate: candidate for candidate in candidates}
     return did_you_mean(name, known) or f"{otherwise}: {join_names(list(known), 20) or 'none'}"

@@ -60,7 +60,7 @@ def evaluation_line(
     values: Mapping[str, float],
     samples: int,
     *,
-    best: bool = False,
+    best: bool,
 ) -> str:
     """Return one line about a pass over `samples` samples of evaluation data.
 

@@ -160,7 +160,7 @@ class OptimizerConfig:
 def parameter_groups(
     config: OptimizerConfig,
     task: nn.Module,
-    chosen: Iterable[Group] = (),
+    chosen: Iterable[Group],
 ) -> list[dict[str, Any]]:
     """Return the trainable parameters in named groups: those `chosen` as given there, all others as configured.
 

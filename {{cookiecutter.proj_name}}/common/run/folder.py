@@ -60,7 +60,7 @@ def open_run(
     values: Mapping[str, Any],
     attempt: dict[str, Any],
     patch: str,
-    resume: bool = False,
+    resume: bool,
 ) -> OpenRun:
     """Lock the folder and record how the run was started. For the main process only.
 

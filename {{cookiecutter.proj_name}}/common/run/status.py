@@ -23,7 +23,7 @@ def write_status(
     folder: RunPaths,
     state: State,
     *,
-    step: int | None = None,
+    step: int | None,
     reason: str = "",
 ) -> None:
     """Replace `status.json`: `{"state", "step", "reason", "time", "pid"}`."""

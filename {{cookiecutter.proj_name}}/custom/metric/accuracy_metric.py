@@ -5,6 +5,7 @@ import math
 from torch import Tensor
 from typing_extensions import Self
 
+from common.base.errors import UserError
 from common.config.registry import METRIC_REGISTRY
 from common.evaluation.metric import Metric, class_numbers
 
@@ -24,9 +25,12 @@ class Accuracy(Metric):
         self.count = 0
 
     def update(self, output: dict[str, Tensor], batch: dict[str, Tensor]) -> None:
-        """Reads `logits` (B, classes, ...) and `label`: (B, ...), or probabilities (B, classes, ...)."""
-        labels = class_numbers(batch["label"], output["logits"])
-        top = output["logits"].topk(self.k, dim=1).indices
+        """Reads `logits` (B, classes, ...), 2 classes or more, and `label` (B, ...), or probabilities like `logits`."""
+        logits = output["logits"]
+        if logits.shape[1] < 2:
+            raise UserError("Accuracy needs a logit per class, not one; leave it out: metric: {$REPLACE: true}")
+        labels = class_numbers(batch["label"], logits)
+        top = logits.topk(self.k, dim=1).indices
         self.correct += int((top == labels[:, None]).sum())
         self.count += int((labels >= 0).sum())
 

@@ -166,7 +166,7 @@ def test_tasks_of_an_array_train_apart(project: Path, cluster: Path) -> None:
     states = [load(base / f"task_{task}") for task in (0, 1)]
     assert [state["about"]["seed"] for state in states] == [0, 1]
     assert not same(states[0]["model"], states[1]["model"])
-    write_status(RunPaths(base / "task_0"), "running")
+    write_status(RunPaths(base / "task_0"), "running", step=None)
     os.utime(base / "task_0" / "status.json", (1, 1))
     done = run_job(job_of(base) / "job.sh", SLURM_ARRAY_JOB_ID="17", SLURM_ARRAY_TASK_ID="0", SRUN_CODE="138")
     assert (done.returncode, calls_of(cluster, "scontrol")) == (75, ["requeue 17_0"])
