@@ -13,7 +13,6 @@ from tests.conftest import CONFIG
 from tests.tools.test_sweep import words
 from tools.sweep import __main__ as sweep
 from tools.sweep import runs
-from tools.sweep.__main__ import read_command
 from tools.sweep.space import Trial, read_space
 from custom.config import Config
 
@@ -96,5 +95,5 @@ def test_a_setting_that_looks_like_a_value_of_the_grid() -> None:
 
 def test_a_second_grid_adds_to_the_first() -> None:
     """It does not replace it without a word."""
-    options = read_command(["-c", "a.yaml", "--grid", "optim.lr=1e-2,1e-3", "--grid", "model.width=16,32"])
+    options = sweep.read_command(["-c", "a.yaml", "--grid", "optim.lr=1e-2,1e-3", "--grid", "model.width=16,32"])
     assert list(options.values) == ["optim.lr", "model.width"]

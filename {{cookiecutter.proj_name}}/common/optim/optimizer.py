@@ -51,7 +51,7 @@ def build_optimizer(
     Raises `UserError` when nothing is trainable, or when the optimizer cannot train these parameters.
     """
     groups = parameter_groups(config, model, chosen)
-    import_large("torch._dynamo")  # by torch's first optimizer
+    import_large("torch._dynamo")  # which torch's first optimizer would import
     if any("args" in group for group in groups):
         several = required("optimizers", "several", "a group with an optimizer of its own")
         optimizer: Optimizer = several.build(config, model, groups)
