@@ -58,7 +58,7 @@ def main(argv: list[str]) -> int:
             for text in resolved.warnings:
                 logger.warning("{}", text)
         text = evaluate(config, path, folder, rank)
-    if rank.is_main:  # when all is written: whoever reads the output may have left
+    if rank.is_main:  # last, since the reader of a pipe may be gone
         print(text)
     return 0
 

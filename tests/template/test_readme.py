@@ -20,6 +20,7 @@ from common.evaluation.loss import LossFactory, Losses, LossSums
 from common.distributed import Rank
 from common.evaluation.metric import MetricFactory
 from common.monitor.meter import Meter
+from common.progress import Position
 from custom.tasks.classification_task import ClassificationTask
 import custom.loss  # fills the registry
 
@@ -30,7 +31,7 @@ loss, metric = LossFactory(dict(CrossEntropyLoss=dict(weight=1.0))), MetricFacto
 losses = Task(torch.nn.Identity(), loss, metric).losses(output, batch)
 assert losses["loss"] == losses["CrossEntropyLoss"]
 meter, sums = Meter(1, lambda found: [found]), LossSums()
-meter.add(1, losses, 2)
+meter.add(Position(), losses, 2)
 sums.add(losses, 2, 2)
 assert meter.read().raw["logit_norm"] == sums.means(Rank())[0]["logit_norm"] == 2.5
 """

@@ -45,7 +45,7 @@ Any key below may be given as --key value or --key=value, or nested in the file:
 
 
 def help_text(schema: type, prog: str, default: str) -> str:
-    """List the options, and every key with its default and its meaning, wrapped to the width of the terminal."""
+    """List the options, and every key with its default and its meaning, wrapped at `WIDTH` columns."""
     lines = [_USAGE.format(prog=prog, default=default)]
     for dotted, key in walk(schema):
         meaning = describe(dotted, key)

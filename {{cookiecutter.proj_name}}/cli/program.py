@@ -83,7 +83,7 @@ def config_of_run(resume: str | None) -> Path | None:
         return None
     path = Path(resume).expanduser()
     if path.is_dir():
-        path = path / "x.pt"
+        path = path / "latest.pt"  # any name: of_checkpoint looks only at the folder
     folder = RunPaths.of_checkpoint(path)
     file = folder.config_file
     attempts = read_attempts(folder)

@@ -9,7 +9,7 @@ from typing import Any
 from common.build import build_task
 from common.checkpoint.file import read_checkpoint
 from common.checkpoint.folder import best_in
-from common.checkpoint.state import load_task as load_state
+from common.checkpoint.state import load_state
 from common.config.problem import join_names
 from common.distributed import DistConfig, Rank, find_rank
 from common.distributed.devices import set_up_process

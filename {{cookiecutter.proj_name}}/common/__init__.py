@@ -18,7 +18,7 @@ if _MISSING:
 
 
 def import_large(package: str) -> None:
-    """Import a package of many objects: to look through them for garbage, several times, takes a fifth of a start."""
+    """Import a package with the garbage collector off: its scans of so many objects take a fifth of a start."""
     enabled = gc.isenabled()
     gc.disable()
     importlib.import_module(package)

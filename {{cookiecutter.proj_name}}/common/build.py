@@ -23,7 +23,7 @@ from common.distributed.seed import mix, set_seed
 from common.evaluation.loss import LossFactory
 from common.evaluation.metric import MetricFactory
 from common.model import check_patterns
-from common.model.strategy import check_names
+from common.model.strategy import check_tensor_names
 from common.optim.precision import build_precision
 from common.run.paths import PROJECT, data_dir
 from common.settings import RunConfig
@@ -67,7 +67,7 @@ def build_task(
     *,
     first_weights: bool,
 ) -> Task:
-    """Build the task with its model, losses and metrics; with `first_weights`, initialize the weights for training."""
+    """Build the task with its model, losses and metrics; with `first_weights`, load the weights of `init_from`."""
     set_seed(config.dist.random_seed)
     model: nn.Module = MODEL_REGISTRY.build(config.model)
     if first_weights:
@@ -80,7 +80,7 @@ def build_task(
     )
     if hasattr(task, "inspect"):
         required("inspect", "around", "inspect of the task")
-    check_names(task)
+    check_tensor_names(task)
     check_no_lazy(task)
     check_patterns(task, config.prepare)
     stages = part("stages", "stages")

@@ -43,16 +43,16 @@ def have_finite_gradients(parameters: Sequence[Tensor]) -> bool:
     for gradient in [p.grad for p in parameters if p.grad is not None]:
         if type(gradient) is not Tensor or not gradient.is_cpu or gradient.layout != torch.strided:
             return False
-        total += torch.linalg.vector_norm(gradient).item()  # each is read at once: 1 % of a small step less
+        total += torch.linalg.vector_norm(gradient).item()  # reading each at once saves 1 % of a small step
     return math.isfinite(total)
 
 
 class LossCheck:
-    """Ends the run before the optimizer uses a loss or a gradient of this process that is not finite.
+    """Ends the run when a loss or a gradient of this process is not finite.
 
-    On the CPU a loss is checked before the backward pass, which no other process can then finish. The host never waits
-    for a GPU: its values are read together, at the next log line, validation or save. So steps may be taken with a bad
-    one; they are never saved, see `Trainer.check_losses`.
+    On the CPU, a loss is checked before the backward pass, a gradient before the optimizer uses it. The host never
+    waits for a GPU: its values are read together, at the next log line, validation or save. Steps after a bad value may
+    be taken, but are never saved, see `Trainer.check_losses`.
     """
 
     def __init__(self, stream: TrainStream, saver: Saver, rank: Rank) -> None:
@@ -62,13 +62,13 @@ class LossCheck:
         self._loss_is_read = True  # whether the last loss is known to be finite
         self._pending: list[tuple[Tensor, Position, str]] = []  # norms on a device, and of which updates
 
-    def __call__(self, step: int, loss: Tensor) -> None:
-        """Check the loss of `step`, counted from 1."""
+    def __call__(self, at: Position, loss: Tensor) -> None:
+        """Check the loss of the step that begins `at`."""
         if not isinstance(loss, Tensor) or loss.numel() != 1:  # `backward` says what is wrong
             return
         self._loss_is_read = loss.is_cpu
         if loss.is_cpu and not math.isfinite(loss.item()):
-            raise bad_loss(step, self._stream, self._saver, self._rank)
+            raise bad_loss(at, self._stream, self._saver, self._rank)
 
     def gradients(self, at: Position, update: str, trained: Sequence[Tensor], norm: Tensor | None) -> None:
         """Check the gradients of an update of the step that begins `at`. `norm`: theirs, if it is known.
@@ -153,7 +153,7 @@ class StepGuard(Protocol):
 
     def begin(self) -> None: ...
 
-    def __call__(self, step: int, loss: Tensor) -> None: ...
+    def __call__(self, at: Position, loss: Tensor) -> None: ...
 
     def refuses(self, update: str, norm: Tensor, at: Position) -> bool: ...
 
@@ -183,16 +183,15 @@ def step_check(
     return guard
 
 
-def bad_loss(step: int, stream: TrainStream, saver: Saver, rank: Rank, name: str = "loss") -> TrainingError:
-    """Return the error for a loss of `step` that is not finite on this rank; another `name`: a value of the task's."""
+def bad_loss(at: Position, stream: TrainStream, saver: Saver, rank: Rank, name: str = "loss") -> TrainingError:
+    """Return the error for a loss, of the step that begins `at`, that is not finite on this rank.
+
+    Another `name` is that of a value of the task's.
+    """
     if name == "loss":
         name = "the loss"
-    where = f"rank {rank.rank}"
-    if stream.steps_per_epoch is not None:
-        epoch, number = divmod(step - 1, stream.steps_per_epoch)
-        at = Position(step - 1, epoch, number * stream.samples_per_step, stream.epoch_size)
-        where += sample_text(stream.samples(at))
-    return not_finite(f"{name} of step {step} is not a finite number ({where})", saver)
+    where = f"rank {rank.rank}{sample_text(stream.samples(at))}"
+    return not_finite(f"{name} of step {at.step + 1} is not a finite number ({where})", saver)
 
 
 def not_finite(what: str, saver: Saver) -> TrainingError:

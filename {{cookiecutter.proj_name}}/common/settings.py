@@ -1,6 +1,6 @@
 """The engine's settings of a run, composed of sections. Each section is defined next to the code that it configures.
 
-`Config` in the project's own package adds to them, and says which parts they name by default.
+`Config` in the project's own package adds to them, and sets the default task, model and data.
 """
 
 from collections.abc import Iterator
@@ -18,7 +18,7 @@ from common.config.registry import MODEL_REGISTRY, TASK_REGISTRY, Registered
 from common.data.loader import LoaderConfig
 from common.data.sections import SplitsConfig, sets_of
 from common.distributed import DistConfig
-from common.evaluation.best import BestConfig, EarlyStopConfig, Mode, check_names, find_mode
+from common.evaluation.best import BestConfig, EarlyStopConfig, Mode, check_metric_names, find_mode
 from common.evaluation.loss import LossSections, measured_losses
 from common.evaluation.metric import MetricSections
 from common.model import PrepareConfig
@@ -97,7 +97,7 @@ class RunConfig:
     def problems(self) -> Iterator[Problem]:
         """Rules that involve several sections; each section checks its own keys."""
         yield from rules(self)
-        yield from check_names(self.metric, self.loss or {})
+        yield from check_metric_names(self.metric, self.loss or {})
         if self.dataset.val is None or not Interval.parse(self.progress.epoch_val, "epoch"):
             rule = "needs dataset.val and progress.epoch_val: there is no validation to compare"
             if self.early_stop.patience:

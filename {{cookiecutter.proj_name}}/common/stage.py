@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 from torch.optim import Optimizer
 
 from common.base.errors import UserError
-from common.base.parts import needs, part
+from common.base.parts import needs_part, part
 from common.optim.schedule import Schedule
 
 
@@ -68,5 +68,5 @@ def in_stage(config: Config, number: int) -> Config:
         settings: Config = stages.settings_in(config, number)
         return settings
     if number:
-        raise UserError(f"the checkpoint is in stage {number + 1}, which {needs('stages')}")
+        raise UserError(f"the checkpoint is in stage {number + 1}, which {needs_part('stages')}")
     return config

@@ -155,14 +155,14 @@ class OptimizerStep:
                     raise self._no_loss(update)
                 loss = losses["loss"]
                 if self.check is not None and count > 0:
-                    self.check(at.step + 1, loss)
+                    self.check(at, loss)
                 if weight != 1.0:
                     loss = loss * weight
                 self.scaler.scale(loss).backward()  # with DDP, the last micro-batch's averages gradients: every process
             if update.name != "all":  # several updates have a loss each
                 others = {name: value for name, value in losses.items() if name != "loss"}
                 losses = {update.name: losses["loss"], **others}
-            self.meter.add(at.step + 1, losses, count)
+            self.meter.add(at, losses, count)
         if update.is_new:
             update.is_new = False
             warn_of_unused(self.task, update.trained)

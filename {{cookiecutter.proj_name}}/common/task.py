@@ -10,7 +10,7 @@ from torch import nn
 
 from common.base.errors import UserError
 from common.base.text import label
-from common.data.loader import EvaluationLoader, Reader, TrainStream, to_device
+from common.data.loader import BatchReader, EvaluationLoader, TrainStream, to_device
 from common.evaluation.loss import Losses, LossFactory
 from common.evaluation.metric import MetricFactory
 from common.model import fixed
@@ -110,7 +110,7 @@ class Task(ModelHolder, ABC):
         return None
 
     def after_step(self) -> None:
-        """Called after every step that changed the weights, such as to update a teacher or a queue."""
+        """Called after every step with no skipped update, such as to update a teacher or a queue."""
 
     def updates(self) -> Sequence[str]:
         """Name the updates of this step, in order. Every update is an optimizer step on all batches of the step."""
@@ -164,14 +164,14 @@ class Built:
     val: Sequence[EvaluationLoader]
     evaluation: Sequence[EvaluationLoader]
 
-    def deciding_data(self) -> dict[str, Reader]:
+    def deciding_data(self) -> dict[str, BatchReader]:
         """Return the data that affect the result, by name: of training, and of validation, which pick the best."""
-        data: dict[str, Reader] = {"train": self.stream}
+        data: dict[str, BatchReader] = {"train": self.stream}
         for loader in self.val:
             data[label(loader.split, loader.name)] = loader
         return data
 
     @property
-    def data(self) -> list[Reader]:
+    def data(self) -> list[BatchReader]:
         """All loaders, of every split."""
         return [self.stream, *self.val, *self.evaluation]

@@ -231,7 +231,7 @@ class Trainer:
         self.monitor.train(self.at, self.optimizer, self.optimizer_step.norm(), metrics, self.scaled.read())
 
     def check_losses(self) -> None:
-        """Raise an error if a loss or a gradient of this process was NaN or infinite; this ends all.
+        """Raise an error, which ends all processes, if a loss or gradient of this one was not finite.
 
         Every process must call this.
         """
@@ -239,8 +239,8 @@ class Trainer:
         if self.optimizer_step.loss_check is not None:
             self.optimizer_step.loss_check.finish(bad_step)
         if self.monitor.meter.bad_here:
-            step, name = self.monitor.meter.bad_here
-            raise bad_loss(step, self.stream, self.saver, self.rank, name)
+            at, name = self.monitor.meter.bad_here
+            raise bad_loss(at, self.stream, self.saver, self.rank, name)
 
     def evaluate(self, split: str) -> bool:
         """Evaluate on the sets of a split, val or eval, with averaged weights if there are any.
@@ -304,7 +304,7 @@ class Trainer:
     def save(self, *, best: bool = False, numbered: bool = False, planned: bool = False) -> None:
         """Save `latest.pt`, and `best.pt` / `step_*.pt` if requested. Every process must call this.
 
-        `planned`: not for a signal or `save_time`.
+        `planned`: neither a signal nor `save_time` asked for it.
         """
         self.check_losses()
         # A finite loss can have a NaN gradient.

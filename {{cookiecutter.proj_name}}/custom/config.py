@@ -1,4 +1,4 @@
-"""The settings of your runs: which parts are used by default, and keys of your own.
+"""The settings of your runs: the default data, model and losses, and keys of your own.
 
 To add keys, write a class with `@section` and add a field for it to `Config`. They are then checked, listed in
 `--help`, and can be set in YAML and on the command line like all others, which common/settings.py defines.

@@ -1,6 +1,6 @@
 #!/bin/sh
 # Evaluate a checkpoint:  sh scripts/eval.sh --model_pt PATH [--key value ...]     (or the path alone, first)
-# The config is taken from the checkpoint's run folder.
+# The config is the one inside the checkpoint.
 set -eu
 
 case ${1-} in

@@ -42,7 +42,7 @@ class Line(str):
 
 
 class Predicted(NamedTuple):
-    """A batch: a row for each file that was read, with its picture if wanted, and why others cannot be read."""
+    """A batch: a row for each sample that was read, with its picture if wanted, and why others could not be."""
 
     rows: list[dict[str, Any]]
     pictures: list[Picture]
@@ -63,7 +63,7 @@ class Predictor:
     def __call__(self, inputs: Iterable[str | Path]) -> list[dict[str, Any]]:
         """Return a row for each file; of a folder for all below it. A file that is named twice has one row.
 
-        Raises `UserError` that counts unreadable files, and names some of them.
+        Raises `UserError` that counts the files without a prediction, and names some of them.
         """
         files = self.find_files(inputs)
         rows = []
@@ -72,7 +72,8 @@ class Predictor:
             rows += batch.rows
             unreadable += batch.unreadable
         if unreadable:
-            raise UserError(f"{len(unreadable)} of {len(files)} files cannot be read: {join_names(unreadable, _SHOWN)}")
+            reasons = join_names(unreadable, _SHOWN)
+            raise UserError(f"{len(unreadable)} of {len(files)} files have no prediction: {reasons}")
         return rows
 
     def find_files(self, inputs: Iterable[str | Path]) -> list[str]:
@@ -313,7 +314,7 @@ def heading(file: str) -> dict[str, str]:
 
 
 def main(argv: list[str]) -> int:
-    """Predict for all files, and write predictions and pictures. Returns the exit code: 1 if a file cannot be read."""
+    """Predict for all files, and write predictions and pictures. Returns the exit code: 1 if one has no prediction."""
     setup_log()
     parser = argparse.ArgumentParser("predict.py", description=__doc__, allow_abbrev=False)
     parser.add_argument("--model_pt", required=True, help="checkpoint, or the folder of a run: its best one")
@@ -349,6 +350,6 @@ def main(argv: list[str]) -> int:
             skipped += batch.unreadable
             bar.update(len(batch.rows) + len(batch.unreadable))
     if skipped:
-        logger.error("{} of {} files cannot be read: {}", len(skipped), len(files), join_names(skipped, _SHOWN))
+        logger.error("{} of {} files have no prediction: {}", len(skipped), len(files), join_names(skipped, _SHOWN))
     logger.info("{} predicted by {}: {}", done, shown_path(predictor.trained.path), shown_path(target))
     return int(bool(skipped))

@@ -198,7 +198,7 @@ def test_a_full_disk(runs: Runs, background: str) -> None:
     done = run([sys.executable, "-c", FULL.replace("@", str(size // 2)), *words])
     assert done.returncode == 2, done.stderr
     assert "checkpoint not written: [Errno 27] File too large" in done.stderr
-    assert "Training continues; more failures that end it: 2" in done.stderr
+    assert "Training continues; it ends after 2 more in a row" in done.stderr
     assert "saving a checkpoint failed 3 times in a row" in done.stderr
     assert "Traceback" not in done.stderr
     assert same(before["model"], load(folder)["model"])

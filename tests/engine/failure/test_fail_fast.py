@@ -411,7 +411,7 @@ NAN = ["--loss", "{$REPLACE: true, ce: {type: tests.small.NanOnRank1}}"]
             r"the loss of step 3 is not a finite number \(rank 1, of train samples",
             marks=pytest.mark.full,
         ),
-        ("hang 1 train 4", ["--dist.timeout", "3"], "1", r"rank 1 failed =.*did not come to an exchange"),
+        ("hang 1 train 4", ["--dist.timeout", "3"], "1", r"rank 1 failed =.*did not reach a collective"),
         ("kill 1 train 5", [], "1", r"Signal 9 \(SIGKILL\) received"),
         pytest.param(
             "exit 1 train 5", [], "0", r"rank 1: the process exited without an error message", marks=pytest.mark.full
@@ -466,7 +466,7 @@ def test_a_rank_that_does_not_come(runs: Runs, rank: str) -> None:
     """It is named, with its line, although it knows of no error; not the others, which waited for it."""
     ended = broken(runs, f"hang {rank} train 4", "--dist.timeout", "3", world=3)
     block = last_block(ended.texts[0])
-    assert f"rank {rank} failed" in block and "did not come to an exchange in which other processes waited" in block
+    assert f"rank {rank} failed" in block and "did not reach a collective in which other processes waited" in block
     assert re.search(r"at +tests/small.py:\d+, in go_wrong:  time.sleep", block)
     assert re.search(r"context +rank [012] waited in vain: .*[Tt]imed out", block)
     assert "time.sleep(1000)" in (runs.root / "run" / "train.log").read_text()
@@ -478,7 +478,7 @@ def test_ranks_in_different_exchanges(runs: Runs) -> None:
     text = broken(runs, "barrier 1 eval 3", "--dist.timeout", "3", "--dataset.val.eval_batch_size", "32").texts[0]
     block = last_block(text)
     assert re.search(r"tests/small.py:\d+, in go_wrong:  torch.distributed.barrier()", block)
-    assert "the processes wait in different exchanges" in block and "increase dist.timeout" not in text
+    assert "the processes wait in different collectives" in block and "increase dist.timeout" not in text
 
 
 @pytest.mark.slow

@@ -179,6 +179,17 @@ def test_a_value_of_ones_own_is_named(runs: Runs) -> None:
     assert re.search(r"ERROR .* ratio of step 7 is not a finite number \(rank 0, of train samples \d+, ", text)
 
 
+def test_its_samples_are_named_after_a_change_of_the_batch_size(runs: Runs) -> None:
+    """Steps before the resume took fewer: the position counts, not the number of the step."""
+    words = ["--task.type", f"{__name__}.Logging", "--loader.order", "{type: sequential}", "--progress.log_every", "8"]
+    runs.train(*words, "--batch_size", "16", "--progress.max_steps", "4")
+    resumed = ["--batch_size", "32", "--resume", "auto", "--allow_changes", "true"]
+    assert runs.fail(*words, *resumed) == 2
+    text = (runs.root / "run" / "train.log").read_text()
+    first = 4 * 16 + 2 * 32
+    assert f"ratio of step 7 is not a finite number (rank 0, of train samples {first}, {first + 1}, " in text
+
+
 def test_no_line_search_goes_on_with_it(runs: Runs) -> None:
     """An optimizer with a closure evaluates the loss several times in a step."""
     words = ["--optim.optim_type", "LBFGS", "--optim.weight_decay", "0", "--optim.args", "{max_iter: 2}"]

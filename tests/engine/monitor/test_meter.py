@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from common.monitor.meter import Clock, Meter, peak_memory
+from common.progress import Position
 
 
 def losses(total: float, **parts: float) -> dict[str, torch.Tensor]:
@@ -23,8 +24,8 @@ def alone(window: int = 20) -> Meter:
 def test_the_meter_reads_raw_and_smooth(tmp_path):
     """The last step to the last digit, and the mean over a window of samples."""
     meter = alone(2)
-    for step, (value, samples) in enumerate([(9.0, 64), (1.0, 30), (4.0, 10)], start=1):
-        meter.add(step, losses(value, a=value / 2), samples)
+    for step, (value, samples) in enumerate([(9.0, 64), (1.0, 30), (4.0, 10)]):
+        meter.add(Position(step), losses(value, a=value / 2), samples)
     reading = meter.read()
     assert reading.raw == {"loss": 4.0, "a": 2.0}
     assert list(reading.raw) == ["loss", "a"]
@@ -35,8 +36,8 @@ def test_the_meter_reads_raw_and_smooth(tmp_path):
 def test_micro_batches_of_a_step_are_one_value():
     """Weighted by their samples, since the last one may be smaller."""
     meter = alone()
-    meter.add(1, losses(1.0, a=1.0), 3)
-    meter.add(1, losses(5.0, a=5.0), 1)
+    meter.add(Position(), losses(1.0, a=1.0), 3)
+    meter.add(Position(), losses(5.0, a=5.0), 1)
     assert meter.read().raw == {"loss": 2.0, "a": 2.0}
 
 
@@ -45,7 +46,7 @@ def test_adding_touches_nothing_on_the_device():
     made = losses(1.0, a=1.0)
     meter = alone()
     with torch.profiler.profile() as profile:
-        meter.add(1, made, 4)
+        meter.add(Position(), made, 4)
     assert {event.key for event in profile.key_averages()} <= {"aten::detach", "detach"}
     ((_, kept, _),) = meter._pending
     assert not any(value.requires_grad for value in kept.values())
@@ -54,8 +55,8 @@ def test_adding_touches_nothing_on_the_device():
 def test_all_losses_come_in_one_transfer(monkeypatch):
     """However many steps and losses there are."""
     meter = alone()
-    for step in range(1, 11):
-        meter.add(step, losses(1.0, a=1.0, b=2.0), 4)
+    for step in range(10):
+        meter.add(Position(step), losses(1.0, a=1.0, b=2.0), 4)
     calls = []
     to_list = torch.Tensor.tolist
 
@@ -73,10 +74,10 @@ def test_all_losses_come_in_one_transfer(monkeypatch):
 def test_the_first_step_that_is_no_number_is_known(bad):
     """The first one, not the one where it was looked for; a part may be bad while the sum is not."""
     meter = alone()
-    for step in range(1, 6):
-        meter.add(step, losses(1.0, a=bad if step in (3, 4) else 1.0), 4)
+    for step in range(5):
+        meter.add(Position(step), losses(1.0, a=bad if step in (2, 3) else 1.0), 4)
     assert meter.first_bad_step() == 3
-    meter.add(6, losses(1.0, a=1.0), 4)
+    meter.add(Position(5), losses(1.0, a=1.0), 4)
     assert meter.first_bad_step() == 3
 
 
@@ -88,8 +89,8 @@ def test_ranks_are_added_up_by_samples():
 
     def feed(values: list[tuple[float, int]], name: str, gather: Any) -> Meter:
         meter = Meter(window=1, gather=gather)
-        for step, (value, samples) in enumerate(values, start=1):
-            meter.add(step, losses(value, **{name: value}), samples)
+        for step, (value, samples) in enumerate(values):
+            meter.add(Position(step), losses(value, **{name: value}), samples)
         return meter
 
     def keep(mine: Any) -> list[Any]:
@@ -115,7 +116,7 @@ def test_losses_do_not_pile_up():
     """Without a log line for a long time they are read now and then."""
     meter = alone()
     for step in range(1, 2502):
-        meter.add(step, losses(float(step), a=1.0), 1)
+        meter.add(Position(step), losses(float(step), a=1.0), 1)
     assert len(meter._pending) < 1000
     assert meter.read().raw["loss"] == 2501.0
 

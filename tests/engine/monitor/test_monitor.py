@@ -17,7 +17,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from common.base.files import Appender
 from common.base.text import number
 from common.distributed import Rank
-from common.monitor.line import evaluation_line, learning_rates, position, train_line
+from common.monitor.line import evaluation_line, position, rates_text, train_line
 from common.monitor.log import setup_log
 from common.monitor.meter import Reading
 from common.monitor.monitor import Monitor, MonitorConfig
@@ -118,9 +118,9 @@ def test_numbers_for_people():
     values = [0.0042, 1234.56, 3e-7, 123456.7, 0.99999999, 0.0, math.nan, -2.5]
     expected = ["0.00420", "1234.56", "3.0e-07", "1.2e+05", "1.00000", "0.00000", "    nan", "-2.50000"]
     assert [number(value) for value in values] == expected
-    assert learning_rates({"lr": 1e-3}) == "lr 1.00e-03"
-    assert learning_rates({"lr_rest": 1e-3, "lr_head": 1e-3}) == "lr_rest 1.00e-03  lr_head 1.00e-03"
-    assert learning_rates({f"lr_{n}": 0.1 / n for n in range(1, 7)}) == "lr 1.67e-02..1.00e-01 (6 groups)"
+    assert rates_text({"lr": 1e-3}) == "lr 1.00e-03"
+    assert rates_text({"lr_rest": 1e-3, "lr_head": 1e-3}) == "lr_rest 1.00e-03  lr_head 1.00e-03"
+    assert rates_text({f"lr_{n}": 0.1 / n for n in range(1, 7)}) == "lr 1.67e-02..1.00e-01 (6 groups)"
 
 
 def test_the_evaluation_line():
@@ -166,7 +166,7 @@ def short_run(project: Path, *, resume_step: int | None = None, last: int = 3, r
             for step in range(begin + 1, last + 1):
                 at = Position(step=step, epoch=0, sample=step, epoch_size=9)
                 monitor.clock.batch_ready()
-                monitor.meter.add(step, losses(1.0 / step, ce=1.0 / step), 4)
+                monitor.meter.add(at, losses(1.0 / step, ce=1.0 / step), 4)
                 monitor.step_done(at, 4)
                 monitor.train(at, optimizer, torch.tensor(2.0), {}, (0, 0))
         monitor.evaluation("val", at, SplitResult({"": SetResult({"loss": 0.5}, 7)}), best=True)

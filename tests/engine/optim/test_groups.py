@@ -369,7 +369,7 @@ def test_a_task_gives_groups_of_its_own(optim, logged: list[str]) -> None:
     """Its groups first, the config for the rest; no_decay applies in both."""
     model = Tower()
     own = [
-        Group("tail", model.head.parameters(), lr=10),
+        Group("tail", model.head.parameters(), lr_mult=10),
         Group("first", [model.get_parameter("stem.1.weight")], weight_decay=0.3),
     ]
     config = optim("{weight_decay: 0.1, no_decay: auto, groups: [{match: '*.weight', lr_mult: 0.5, name: matrices}]}")
@@ -393,7 +393,7 @@ class Staged(ClassificationTask):
         named = dict(self.named_parameters())
         return [
             Group("stem", [named["stem.1.weight"], named["stem.1.bias"]]),
-            Group("head", [named["head.weight"], named["head.bias"]], lr=2.0, weight_decay=0.3),
+            Group("head", [named["head.weight"], named["head.bias"]], lr_mult=2.0, weight_decay=0.3),
         ]
 
 

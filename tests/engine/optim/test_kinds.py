@@ -209,7 +209,7 @@ class Duel(ClassificationTask):
 
     def groups(self) -> list[Group]:
         head = self.model.get_submodule("head")
-        return [Group("head", head.parameters(), lr=5.0, optim_type="RMSprop", args={"momentum": 0.5})]
+        return [Group("head", head.parameters(), lr_mult=5.0, optim_type="RMSprop", args={"momentum": 0.5})]
 
 
 @pytest.mark.slow

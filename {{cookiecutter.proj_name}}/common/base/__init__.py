@@ -1,1 +1,1 @@
-"""Errors, atomic files, processes: used by every package. Imports no other package of ours, nor PyTorch."""
+"""Errors, atomic files, processes, nested values: used by every package. Imports no other package of `common`."""

@@ -15,7 +15,7 @@ class UserError(ValueError):
 def error_context(describe: Callable[[], str]) -> Iterator[None]:
     """Append `describe()` to the notes of an exception raised in the block, without changing its traceback.
 
-    It is called only then.
+    `describe` is called only then.
     """
     try:
         yield

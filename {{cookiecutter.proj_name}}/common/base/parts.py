@@ -1,4 +1,4 @@
-"""Optional parts of the engine, each a folder of `parts/`: what is there is used, and nothing in `common` imports it.
+"""Optional parts of the engine, each a folder of `parts/`: what is there is used; `common` imports it here, by name.
 
 A part fills a seat of the training loop, and its `config.py` adds keys to sections of the configuration. To remove it:
 rm -r parts/NAME tests/parts/NAME docs/parts/NAME.md.
@@ -50,10 +50,10 @@ def part(name: str, module: str) -> ModuleType | None:
 
 
 def required(name: str, module: str, asks: str) -> ModuleType:
-    """Return a module of the part `name`. Raises `UserError` without the part: what `asks` for it needs it."""
+    """Return a module of the part `name`. Raises `UserError` without the part; `asks` names what needs it."""
     found = part(name, module)
     if found is None:
-        raise UserError(f"{asks} {needs(name)}")
+        raise UserError(f"{asks} {needs_part(name)}")
     return found
 
 
@@ -63,11 +63,11 @@ def fill(
     empty: Any,
     *arguments: Any,
 ) -> Any:
-    """Return what a part has for a seat: what `build` in its module returns; `empty` without the part."""
-    room = part(name, module)
-    if room is None:
+    """Return what `build` of the part's module returns, to fill a seat; `empty` without the part."""
+    found = part(name, module)
+    if found is None:
         return empty
-    return room.build(*arguments)
+    return found.build(*arguments)
 
 
 def part_of(key: str) -> str | None:
@@ -79,7 +79,7 @@ def part_of(key: str) -> str | None:
     return None
 
 
-def needs(name: str) -> str:
+def needs_part(name: str) -> str:
     """Return what is said of something that only an absent part can do."""
     return f"needs parts/{name}, which this project does not have: make add PART={name}"
 
@@ -92,8 +92,8 @@ def refuse_absent(saved: Mapping[str, Any]) -> None:
             held["optimizers"] = group
     for name in KEYS.values():
         if held.get(name) and name not in installed():
-            without = "to go on without it, allow_changes"
-            raise UserError(f"the checkpoint holds the state of {name}, which {needs(name)}; {without}")
+            without = "to resume without it: --allow_changes true"
+            raise UserError(f"the run of the checkpoint used {name}, which {needs_part(name)}; {without}")
 
 
 def sections(base: type) -> type:

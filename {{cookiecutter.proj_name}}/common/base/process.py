@@ -75,7 +75,7 @@ def die_with_parent(starter: int | None = None) -> None:
 def exit_code_of(pid: int) -> int | None:
     """Return the exit code of a process of this host that has just ended, negative for a signal; None if unknown.
 
-    Linux has it until the process that started it asks for it.
+    Linux keeps the code until the parent process asks for it.
     """
     try:
         with open(f"/proc/{pid}/stat") as file:

@@ -7,7 +7,7 @@ from typing import Any
 
 
 def number(value: float) -> str:
-    """Return a measured value in seven characters, two or more digits significant; the same in log, tables, reports.
+    """Return a measured value for log, tables, reports: at least seven characters, and two significant digits.
 
     0.00042 becomes 4.2e-04: it must not be shown as 0.000.
     """

@@ -40,7 +40,7 @@ def full_disk_named() -> Iterator[None]:
 
 @contextmanager
 def linked(source: Path, path: Path) -> Iterator[None]:
-    """Keep the file that `source` is now; after the block, name it `path`, atomically, in place of any other."""
+    """Hold a hard link to the file `source`; after the block, it atomically replaces `path`."""
     beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     beside.unlink(missing_ok=True)
     try:

@@ -144,7 +144,7 @@ class CheckpointFolder:
             link_file(checkpoint, self.latest)
 
     def find_best(self, step: int, source: Path) -> None:
-        """Have the best checkpoint so far, of `step`, as `best.pt`, after a resume from `source`."""
+        """Link the best checkpoint so far, of `step`, as `best.pt` after a resume from `source`."""
         if step_of(self.best) == step:
             return
         for path in (source, *CheckpointFolder(source.parent).files()):

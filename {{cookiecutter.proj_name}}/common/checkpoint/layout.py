@@ -1,4 +1,4 @@
-"""The layout of a task's state: whether a task that is built anew could load what this one saves."""
+"""The layout of a task's state: whether a freshly built task could load what this one saves."""
 
 from loguru import logger
 from torch import nn
@@ -34,12 +34,12 @@ class Layout:
         self._unsaved = _unsaved(self._task)
 
     def check(self) -> None:
-        """Raise `UserError` if a task that is built anew could not load the state of this one."""
+        """Raise `UserError` if a freshly built task could not load the state of this one."""
         now = _entries(self._task)
         changed = {name for name, _ in now.items() ^ self._entries.items()}
         if not changed:
             return
-        lines = ["a checkpoint of this run could not be loaded again, since a resume builds the task anew:"]
+        lines = ["a checkpoint of this run could not be loaded again, since a resume builds a fresh task:"]
         for name in sorted(changed)[:_SHOWN]:
             old = self._entries.get(name, "absent")
             lines.append(f"  {name}: {old} when the task was built, {now.get(name, 'absent')} now")
@@ -56,7 +56,7 @@ class Layout:
             self._warned = True
             logger.warning(
                 "training has changed buffers that are not saved: {}. A resume begins with those of a model that was "
-                "just built; unless they are computed anew from each batch, register them with persistent=True",
+                "just built; unless each batch computes them, register them with persistent=True",
                 join_names(names, _SHOWN),
             )
         return names

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from common.base.errors import UserError
-from common.base.parts import needs, part, safe_keys
+from common.base.parts import needs_part, part, safe_keys
 from common.checkpoint.file import State
 from common.checkpoint.state import RunState
 from common.config import ConfigError, resolve
@@ -20,10 +20,10 @@ from common.distributed.group import code_of
 from common.run.record import machine, packages, result_variables, versions_of
 
 NOT_EXACT = "not guaranteed to be bit-exact or sample-exact"
-_STEP = "samples per step"
-_ELSE = "your code, and what it imports, restores its state and depends on nothing else (other files, variables)"
+_SAMPLES_PER_STEP = "samples per step"
+_CONDITION = "your code, and what it imports, restores its state and depends on nothing else (other files, variables)"
 _SAMPLES = ("seed", "samples per epoch")  # they decide which samples a step has
-_ASIDE = ("data", _STEP, "data position restored")  # compared in ways of their own
+_COMPARED_ELSEWHERE = ("data", _SAMPLES_PER_STEP, "data position restored")  # compared in ways of their own
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ def fingerprint(
         **machine(rank.device),
         "ranks": rank.world_size,
         "model": model,
-        _STEP: data.samples_per_step,
+        _SAMPLES_PER_STEP: data.samples_per_step,
         "seed": seed,
         "samples per epoch": data.epoch_size,
         "data position restored": data.is_exactly_resumable,
@@ -103,8 +103,8 @@ class Comparison:
 
     Attributes:
         compared: what was, in words.
-        samples: differences, in words, after which the samples may be others, or in another order.
-        bits: differences after which only the bits may be others.
+        samples: differences, in words, that may change the samples or their order.
+        bits: differences that may change only the last bits.
         unknown: what was not compared, and why.
     """
 
@@ -125,13 +125,13 @@ def compare(old: State, new: State) -> Comparison:
             files.append(name)
         elif section in _SAMPLES:
             found.samples.append(str(change))
-        elif section not in _ASIDE:
+        elif section not in _COMPARED_ELSEWHERE:
             found.bits.append(str(change).removeprefix("packages."))
     if files:
         found.samples.append(f"the code changed: {join_names(files, 10)}")
     check = part("data_check", "compare")
     if check is None:
-        found.unknown.append(f"the data ({needs('data_check')})")
+        found.unknown.append(f"the data ({needs_part('data_check')})")
     else:
         check.compare_data(old["data"], new["data"], found)
     if not new["device"].startswith("cpu") and not new["deterministic"]:
@@ -175,21 +175,21 @@ def accept_changes(saved: State, state: RunState, schema: type, allowed: bool) -
     config = saved["about"]["config"]
     with suppress(ConfigError):  # without keys that this version does not have, and with its defaults
         config = resolve(schema, [], stored=config).values
-    before = {**config, _STEP: old[_STEP]}
-    now = {**state.about["config"], _STEP: new[_STEP]}
+    before = {**config, _SAMPLES_PER_STEP: old[_SAMPLES_PER_STEP]}
+    now = {**state.about["config"], _SAMPLES_PER_STEP: new[_SAMPLES_PER_STEP]}
     changed = list(changes(before, now))
     accepted = SAFE
-    if old[_STEP] == new[_STEP]:
+    if old[_SAMPLES_PER_STEP] == new[_SAMPLES_PER_STEP]:
         accepted += _BATCH
     breaking = [change for change in changed if not change.matches(accepted)]
     keys = [change.key for change in breaking]
-    if state.rank.restarted and keys == [_STEP]:  # a launcher may restart with another number of processes
+    if state.rank.restarted and keys == [_SAMPLES_PER_STEP]:  # a launcher may restart with another number of processes
         allowed = True
     if breaking and not allowed:
         lines = _lines(breaking)
-        if _STEP in keys:
+        if _SAMPLES_PER_STEP in keys:
             processes = f"processes ({old['ranks']} then, {new['ranks']} now)"
-            lines += f"\n  {_STEP} must stay the same: batch_size * optim.accumulate * {processes}"
+            lines += f"\n  {_SAMPLES_PER_STEP} must stay the same: batch_size * optim.accumulate * {processes}"
         raise UserError(
             f"cannot resume, since these changes alter what is trained:{lines}\n"
             "  Use the old values (--resume FOLDER without --config uses the run's own config), or accept these:\n"
@@ -240,7 +240,7 @@ def resume_guarantee(
         found.bits.append(f"{names} differed between the processes, and the checkpoint has rank 0's: docs/task.md")
     if saved["unsaved"]:
         found.bits.append(f"training changed {join_names(saved['unsaved'])}, and the checkpoint does not hold it")
-    extent = f"as far as compared: {', '.join(found.compared)}, if {_ELSE}"
+    extent = f"as far as compared: {', '.join(found.compared)}, if {_CONDITION}"
     differences = "; ".join(found.samples + found.bits)
     if found.samples:
         text = f"{NOT_EXACT}: {differences}"

@@ -105,7 +105,7 @@ class Saver(AbstractContextManager["Saver"]):
         if self._failed >= self.config.failures:
             raise UserError(f"saving a checkpoint failed {self._failed} times in a row: {what}")
         left = self.config.failures - self._failed
-        logger.error("checkpoint not written: {}. Training continues; more failures that end it: {}", what, left)
+        logger.error("checkpoint not written: {}. Training continues; it ends after {} more in a row", what, left)
 
     def check(self) -> None:
         """Report a save that failed, without waiting. Raises like `save`."""
@@ -113,14 +113,14 @@ class Saver(AbstractContextManager["Saver"]):
             self.wait()
 
     def __exit__(self, *error: object) -> None:
-        """After training, even after an error, nothing is being written, and the folder can be unlocked.
+        """Wait for a running write, even after an error, so that the folder can be unlocked.
 
-        With several processes it does not wait after an error, since all of them must end.
+        Not with several processes: after an error, all of them must end at once.
         """
         self._executor.shutdown(wait=self.rank.is_single_process)
 
     def finish(self, stopped_by: Callable[[], int]) -> None:
-        """Wait, also for the functions in `at_end`; not long if a signal, `stopped_by`, ends the run.
+        """Wait for the last save, then call the functions in `at_end`; `stopped_by` tells them the signal.
 
         Raises like `save`, and also if the last save failed, since the run is then incomplete.
         """
@@ -147,12 +147,12 @@ class Saver(AbstractContextManager["Saver"]):
             identity = (part.data_ptr(), part.device, part.dtype, value.shape, value.stride())
             value = whole(value)
             if self.rank.is_main and identity not in copies:
-                later = has_streams(value.device)
+                asynchronous = has_streams(value.device)
                 buffer = self._buffers.get(path)
                 if buffer is None or buffer.shape != value.shape or buffer.dtype != value.dtype:
-                    buffer = torch.empty(value.shape, dtype=value.dtype, pin_memory=later)
+                    buffer = torch.empty(value.shape, dtype=value.dtype, pin_memory=asynchronous)
                     self._buffers[path] = buffer
-                copies[identity] = buffer.copy_(value.detach(), non_blocking=later)
+                copies[identity] = buffer.copy_(value.detach(), non_blocking=asynchronous)
             return copies.get(identity)
 
         copy = map_leaves(state, copy_tensor)

@@ -26,7 +26,7 @@ from common.progress import Position
 _DATA = "data"  # may differ between processes: a dataset can count what it has read
 
 
-def load_task(task: nn.Module, state: State, source: Path) -> None:
+def load_state(task: nn.Module, state: State, source: Path) -> None:
     """Load the task's tensors in a checkpoint: those of its `model`, averaged if it has averages, and all others.
 
     Frozen tensors that the checkpoint leaves out must be those of their source in `task`. Every process must call this.
@@ -73,7 +73,7 @@ class RunState:
         self._draws_alike = config["dist"].get("reduction") == "fixed"
 
     def register(self, name: str, part: Any) -> None:
-        """Save `part` with the run: for plugins. Of each rank if ranks differ. Raises `UserError` for a taken name."""
+        """Save `part` with the run, for plugins; each rank's if they differ. Raises `UserError` for a taken name."""
         if name in self.user_states or name == _DATA:  # saved like `user`, since it may differ between processes too
             raise UserError(f"state.register: the name {name} is taken; choose another")
         self.user_states[name] = part
@@ -88,7 +88,7 @@ class RunState:
             UserError: a freshly built task could not load it.
         """
         self.layout.check()
-        mine = random_state(self.rank.device)
+        own_random = random_state(self.rank.device)
         frozen = {}
         if self._frozen is not None:
             frozen = self._frozen.to_leave_out()  # every process
@@ -97,7 +97,7 @@ class RunState:
         model = {name: task.pop(name) for name in of_model if name in task}
         states = {name: each.state_dict() for name, each in self.states.items()}
         user = {name: each.state_dict() for name, each in self.user_states.items()}
-        random = gather_to_main(mine, self.rank)  # every process
+        random = gather_to_main(own_random, self.rank)  # every process
         if self._draws_alike:  # with dist.reduction fixed, all ranks have the same, and each step seeds its own
             random = random[:1]
         classes = getattr(self.task, "classes", ())
@@ -118,7 +118,7 @@ class RunState:
             "fingerprint": dict(self.fingerprint),
             "about": {**self.about, "classes": [str(name) for name in classes]},
         }
-        set_random_state(mine, self.rank.device)  # a state_dict may have drawn random numbers
+        set_random_state(own_random, self.rank.device)  # a state_dict may have drawn random numbers
         return state
 
     def differing_buffers(self) -> list[str]:
@@ -152,7 +152,7 @@ class RunState:
         Raises:
             UserError: the weights are another model's, or were saved for each of more or fewer processes.
         """
-        load_task(self.task, {**state, AVERAGE: {}}, source)
+        load_state(self.task, {**state, AVERAGE: {}}, source)  # the trained weights, not their average
         user = dict(state["user"])
         ranks = state["ranks"]
         if ranks:

@@ -52,8 +52,8 @@ def load_weights(model: nn.Module, weights: State, source: str, left_out: Collec
     except RuntimeError as error:
         raise UserError(
             f"{source} is of a different model: {error}\n"
-            "  Does model.* in the config describe the model that was trained? init_from.exclude keeps initial\n"
-            "  values, init_from.strict: false loads what fits."
+            "  Does model.* in the config describe the model that was trained? With init_from, exclude keeps initial\n"
+            "  values, strict: false loads what fits."
         ) from error
 
 

@@ -37,7 +37,8 @@ def check_arguments(
             rule = f"is set for {label} by the engine or another key"
             yield Problem(f"{key}.{name}", value, rule, "remove this key")
         elif name in named:
-            yield from _check_one(named[name], value, f"{key}.{name}", label, is_foreign(target))
+            if not is_foreign(target):
+                yield from _check_one(named[name], value, f"{key}.{name}", label)
         elif not takes_any:
             valid = [word for word in named if word not in provided]
             hint = suggestion(name, [*valid, *others], "valid arguments")
@@ -93,15 +94,14 @@ def as_list(value: Any, annotation: Any) -> Any:
     return [scalar(item) for item in items]
 
 
-def _check_one(parameter: inspect.Parameter, value: Any, key: str, label: str, is_loose: bool) -> Iterator[Problem]:
+def _check_one(parameter: inspect.Parameter, value: Any, key: str, label: str) -> Iterator[Problem]:
     try:
         _fit(parameter, value)
     except ValidationError as error:
         for problem in problems_of(key, value, error):
-            if not is_loose:
-                yield replace(problem, rule=f"{problem.rule}: an argument of {label}")
+            yield replace(problem, rule=f"{problem.rule}: an argument of {label}")
     else:
-        if value is not None and not is_loose:
+        if value is not None:
             yield from run_checks(parameter.annotation, value, key)
 
 

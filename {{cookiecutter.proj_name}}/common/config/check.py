@@ -10,7 +10,7 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from common.base.parts import installed, needs, part_of
+from common.base.parts import installed, needs_part, part_of
 from common.config.arguments import as_list
 from common.config.problem import ABSENT, Problem, is_within, join, problems_of
 from common.config.schema import (
@@ -53,7 +53,7 @@ class Checker:
             hint = suggest(self.root, schema, key, name)
             part = part_of(place)
             if part is not None and part not in installed():
-                rule = needs(part)
+                rule = needs_part(part)
                 hint = ""
             self.problems.append(Problem(place, value, rule, hint, is_unknown=True))
         required = [name for name, item in keys.items() if item.default is ABSENT]

@@ -26,7 +26,7 @@ DEFAULT = "default"
 @dataclass(frozen=True)
 class Problem:
     """One broken rule. `key` is the full dotted key, or in a section's `problems`, relative to it. A section as `value`
-    is not shown. The loader fills in `origin`.
+    is not shown. `resolve` fills in `origin`.
 
     `is_unknown`: there is no such key; in the record of a run, which an earlier version wrote, it is dropped.
     """

@@ -72,7 +72,7 @@ class Reader:
 
         def target(name: str) -> Any:
             if name not in self._nodes:
-                raise ValueError(f"there is no key {name}", did_you_mean(name, {key: key for key in self._nodes}))
+                raise ValueError(f"there is no key {name}", did_you_mean(name, {each: each for each in self._nodes}))
             value = self._read(*self._nodes[name], name, (*trail, key))
             if value is ABSENT:  # its own problem
                 raise ValueError
@@ -108,6 +108,7 @@ class Reader:
         except ValueError as error:
             return self._refuse(key, node, *error.args)
         word = scalar(text)
+        # A reference in it, which `target` has added to the origin, makes it text.
         if node.quoted or self.origins[key] != node.origin or (word is not None and only_text(annotation)):
             return text  # as typed
         return word
@@ -122,6 +123,6 @@ class Reader:
         return ABSENT
 
 
-def plain(tree: Node) -> Any:
+def plain_tree(tree: Node) -> Any:
     """Return a tree without a schema as plain data."""
     return Reader(tree).values

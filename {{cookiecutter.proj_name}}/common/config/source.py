@@ -1,6 +1,6 @@
 """YAML text -> nodes that record where each value was written; and values -> YAML text.
 
-Numbers and words are read as in YAML 1.2, not 1.1: `1e-5` is a number, `no`, `007` and `12:30:00` are text.
+Numbers and words are not read by YAML 1.1's rules: `1e-5` is a number, `no`, `007` and `12:30:00` are text.
 """
 
 import math
@@ -25,7 +25,7 @@ class Node:
         quoted: whether text stays text, and is not read as a number or word.
         replace: whether this mapping contains `$REPLACE: true`.
         problem: why the value is invalid, or "". An error only if the value is used in the end.
-        size: how many values it stands for, each alias anew.
+        size: how many values it stands for, those of an alias each time.
     """
 
     value: Any

@@ -20,8 +20,8 @@ from torch import Tensor, nn
 
 from common.distributed.seed import mix
 
-_OBJECTS, _ITEMS = 10_000, 100  # looked at, in all and of one list: the others are paths, labels or samples
-_GENERATORS = 64  # seeded for each sample at most: of more, each belongs to a sample, and none is seeded
+_OBJECTS, _ITEMS = 10_000, 100  # most that are looked at, in all and in one list: the rest are samples
+_GENERATORS = 64  # if there are more, each probably belongs to one sample, and none is seeded
 _KINDS = (
     np.random.Generator,
     np.random.RandomState,

@@ -69,7 +69,7 @@ class KeyedBatches:
         is_random = self.random
         items: list[Any] = []
         try:
-            for index in indices:  # a sample that an epoch has several times is numbered differently each time
+            for index in indices:  # a repeated sample has a different index each time, equal modulo `size`
                 if is_random:
                     self._seed(mix(self.seed, epoch, index))
                 items.append(dataset[index % size])

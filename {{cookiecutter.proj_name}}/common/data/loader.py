@@ -67,7 +67,7 @@ class Step(NamedTuple):
     global_batch: GlobalBatch
 
 
-class Reader:
+class BatchReader:
     """A dataset and its batches, which a loader reads in this process or in workers.
 
     Args:
@@ -110,7 +110,7 @@ class Reader:
         end_workers(self._loader)
 
 
-class TrainStream(Reader):
+class TrainStream(BatchReader):
     """A map-style dataset, epoch by epoch, from any position: the order is a function of the epoch.
 
     The seat `stream`: `IterableStream` of parts/streams overrides what depends on the numbers of samples.
@@ -224,7 +224,7 @@ def refuse_lost_state(dataset: Any, worker: int) -> None:
         )
 
 
-class EvaluationLoader(Reader):
+class EvaluationLoader(BatchReader):
     """This process' share of a dataset: in order, every sample of the whole set on exactly one process, no padding.
 
     The set is cut into the same batches for any number of processes, and the batches are dealt out: every batch is
@@ -305,8 +305,8 @@ def to_device(batch: Any, device: torch.device) -> Any:
         if type(batch) is dict:
             return batch.copy()
         return batch
-    later = has_streams(device)
-    return map_tensors(batch, lambda tensor: tensor.to(device, non_blocking=later), "to", device)
+    asynchronous = has_streams(device)
+    return map_tensors(batch, lambda tensor: tensor.to(device, non_blocking=asynchronous), "to", device)
 
 
 def whereabouts(stream: TrainStream, step: Step | None, at: Position) -> str:

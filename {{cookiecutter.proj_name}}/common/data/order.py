@@ -76,7 +76,7 @@ class EpochOrder:
             problem = f"{what}, not a list of indices; see docs/data.md, Batches of your own"
         elif order.min() < 0 or order.max() >= size:
             problem = f"indices from {order.min()} to {order.max()}, but the dataset has {size} samples"
-        elif epoch and len(order) != self.size:
+        elif epoch and len(order) != self.size:  # epoch 0, called first, sets self.size
             problem = f"{len(order)} samples, but {self.size} in the first; the length of an epoch must not change"
         if problem:
             raise UserError(f"loader.order: {self.name} returned, for epoch {epoch + 1}, {problem}")
@@ -169,7 +169,7 @@ class EpochPlan:
         """Optimizer steps in a whole epoch."""
         if self.drop_last:
             return self.size // self.samples_per_step
-        return -(-self.size // self.samples_per_step)
+        return -(-self.size // self.samples_per_step)  # rounded up
 
     def global_batches(self, order: Indices, at: Position) -> Iterator[GlobalBatch]:
         """Yield the global batches from `at` to the end of its epoch, which has the samples in this order."""

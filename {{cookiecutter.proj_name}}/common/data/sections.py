@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from common.base.errors import UserError
-from common.base.parts import fill, needs, part
+from common.base.parts import fill, needs_part, part
 from common.config import ABSENT, Problem, section
 from common.config.registry import DATASET_REGISTRY
 from common.data.keyed import SizedDataset
@@ -17,18 +17,18 @@ from common.data.view import View, is_map_style, kind_of
 OWN = ("eval_batch_size",)
 
 
-def sets_of(part: Mapping[str, Any] | None) -> dict[str, Mapping[str, Any]]:
+def sets_of(split: Mapping[str, Any] | None) -> dict[str, Mapping[str, Any]]:
     """Return the sets of a split by name; a single one, with a `type`, is called "". Empty if the split is null."""
-    if part is None:
+    if split is None:
         return {}
-    sets = {name: item for name, item in part.items() if isinstance(item, Mapping)}
-    if "type" in part or not sets:
-        return {"": part}
+    sets = {name: item for name, item in split.items() if isinstance(item, Mapping)}
+    if "type" in split or not sets:
+        return {"": split}
     return sets
 
 
 def build_dataset(
-    part: Mapping[str, Any],
+    settings: Mapping[str, Any],
     mode: str,
     data_dir: Path,
     *,
@@ -39,7 +39,7 @@ def build_dataset(
     Raises:
         UserError: it is empty, or raises one itself (a missing folder, ...).
     """
-    dataset = build_set(part, mode, data_dir)
+    dataset = build_set(settings, mode, data_dir)
     if not is_map_style(dataset):
         return dataset
     if len(dataset) == 0:
@@ -50,13 +50,13 @@ def build_dataset(
 
 
 def build_set(
-    section: Mapping[str, Any],
+    settings: Mapping[str, Any],
     mode: str,
     data_dir: Path,
 ) -> Any:
     """Build the dataset of a section, with its transforms if this project has parts/transforms."""
-    dataset = DATASET_REGISTRY.build(section, ignore=(*OWN, "transforms"), data_dir=data_dir, mode=mode)
-    return fill("transforms", "steps", dataset, dataset, section, mode)
+    dataset = DATASET_REGISTRY.build(settings, ignore=(*OWN, "transforms"), data_dir=data_dir, mode=mode)
+    return fill("transforms", "steps", dataset, dataset, settings, mode)
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ class SetSection:
             return
         steps = part("transforms", "steps")
         if steps is None:
-            yield Problem(f"{key}.transforms", ABSENT, needs("transforms"))
+            yield Problem(f"{key}.transforms", ABSENT, needs_part("transforms"))
         else:
             yield from steps.problems(transforms, f"{key}.transforms")
 
@@ -104,7 +104,7 @@ ValSection = Annotated[dict[str, Any] | None, SetSection(OWN, by_name=True)]
 
 @section
 class SplitsConfig:
-    """The datasets of a run. Which they are by default is in the project's own package."""
+    """The datasets of a run. Their defaults are in the project's own package."""
 
     train: TrainSection = field(default_factory=dict)
     """training data"""

@@ -120,7 +120,7 @@ def _pinned(tensor: Tensor) -> Tensor:
 
 
 def read(loader: DataLoader[Any]) -> Generator[Any, None, None]:
-    """Yield the batches of `loader`. In this process they are read without its iterator, which takes 15 us for each."""
+    """Yield the batches of `loader`. Without workers or pinning, without its iterator: this saves 15 us for each."""
     iterator: Iterator[Any] | None = None
     try:
         if loader.num_workers == 0 and loader.batch_sampler is not None and not loader.pin_memory:
@@ -162,7 +162,7 @@ def _look_for_signals(iterator: _MultiProcessingDataLoaderIter) -> None:
             if number:
                 name = signal.Signals(number).name
                 raise WaitInterrupted(
-                    f"{name} ends the run, but no batch has come since: what follows latest.pt is lost"
+                    f"{name} ends the run, but no batch has come since: training since latest.pt is lost"
                 )
         return found
 

@@ -124,7 +124,7 @@ def set_up_process(config: DistConfig, rank: Rank) -> None:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(True, warn_only=config.deterministic == "warn")
     if has_streams(rank.device):
-        torch.accelerator.set_device_index(rank.device)  # what waits, draws or counts memory means this one
+        torch.accelerator.set_device_index(rank.device)  # the default for waits, random draws and memory counts
     torch.backends.cudnn.benchmark = config.cudnn_benchmark and config.deterministic == "off"
     if "OMP_NUM_THREADS" in os.environ:
         return
@@ -137,7 +137,7 @@ def set_up_process(config: DistConfig, rank: Rank) -> None:
 
 
 def cores(rank: Rank, environment: Mapping[str, str]) -> int:
-    """Cores for each process on this host: Slurm's for a task, if each is one, else an equal share."""
+    """Cores for each process on this host: what Slurm gives each task, otherwise an equal share."""
     promised = environment.get("SLURM_CPUS_PER_TASK", "")
     if promised.isdigit() and rank.launcher == "slurm":
         return int(promised)

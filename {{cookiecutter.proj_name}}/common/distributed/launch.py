@@ -174,7 +174,7 @@ def _place(
     job: identifies this job, to choose a port if MASTER_PORT is not set; the same in all its processes.
     """
     values = dict(environment)
-    if values.get(names[1]) == "1":  # then the others say nothing
+    if values.get(names[1]) == "1":  # then the others may be missing
         alone = {names[0]: "0", names[2]: "0", names[3]: "1", "MASTER_PORT": "0"}
         values = alone | values
     elif job:  # a port below the kernel's ephemeral ones

@@ -44,13 +44,11 @@ def spawn(
     # On a free port; it outlives rank 0. A socket of ours, as PyTorch's own would listen on every address of the host.
     server = socket.create_server(("127.0.0.1", 0))
     host, port = server.getsockname()
-    limit = timedelta(seconds=config.timeout)
     store = TCPStore(
         host,
         port,
-        None,
-        True,
-        limit,
+        is_master=True,
+        timeout=timedelta(seconds=config.timeout),
         wait_for_workers=False,
         master_listen_fd=server.detach(),
     )

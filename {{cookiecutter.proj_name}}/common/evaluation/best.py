@@ -95,7 +95,7 @@ class BestTracker:
         """Restore a saved state; a best value of another metric or mode is discarded."""
         if state["metric"] != self.config.metric or state["mode"] != self.mode:
             logger.warning(
-                "the checkpoint tracked {metric} ({mode}); best and early-stop state are reset, not a plateau's",
+                "the checkpoint tracked {metric} ({mode}); best and early stopping restart, a plateau continues",
                 **state,
             )
             return
@@ -103,7 +103,7 @@ class BestTracker:
         self.waited = state["waited"]
 
 
-def check_names(
+def check_metric_names(
     metrics: Iterable[str],
     losses: Iterable[str],
 ) -> Iterator[Problem]:
@@ -137,33 +137,33 @@ def find_mode(
     for label in sets:
         for value in (*losses, *metrics):
             measured[f"{label}.{value}".removeprefix(".")] = value
-    fitting = [value for value in measured if f"{name}.".startswith(f"{value}.")]  # a metric may have parts, name.part
-    if not fitting:
+    named = [value for value in measured if f"{name}.".startswith(f"{value}.")]  # a metric may have parts, name.part
+    if not named:
         rule = "is neither a loss with a weight other than 0 nor a metric of this config"
         hint = suggestion(name, list(measured), "there is")
         raise ConfigError([Problem("best.metric", name, rule, hint)])
-    value = measured[max(fitting, key=len)]
-    says: bool | None = False
+    value = measured[max(named, key=len)]
+    higher: bool | None = False  # of a loss, lower values are better
     if value in metrics:
-        says = None
+        higher = None
         with suppress(UserError, AttributeError, TypeError):  # of a wrong section, and of a class that does not say it
             section = metrics[value] or {}
             kind: Any = METRIC_REGISTRY.get(section.get("type", value))
-            says = kind.higher_is_better
-            if not isinstance(says, bool):
-                says = None
-    if says is None and mode == "auto":
+            higher = kind.higher_is_better
+            if not isinstance(higher, bool):
+                higher = None
+    if higher is None and mode == "auto":
         rule = f"cannot tell whether higher values of {name} are better"
         hint = "set best.mode to min or max, or higher_is_better in the class of the metric"
         raise ConfigError([Problem("best.mode", mode, rule, hint)])
     usual: Mode = "min"
     direction = "lower"
-    if says:
+    if higher:
         usual = "max"
         direction = "higher"
     if mode == "auto":
         return usual
-    if says is not None and mode != usual:
+    if higher is not None and mode != usual:
         rule = f"would keep the worst model, since {direction} values of {name} are better"
         raise ConfigError([Problem("best.mode", mode, rule, "leave best.mode out, or set it to auto")])
     return mode

@@ -24,9 +24,9 @@ from common.base.errors import UserError
 from common.base.process import exit_code_of
 from common.distributed import Rank, from_main
 from common.failure.report import (
-    ABSENT,
+    ABSENT_HINT,
+    ABSENT_TITLE,
     EXIT_ERROR,
-    NOT_COME,
     Failure,
     Whereabouts,
     explain_timeout,
@@ -214,7 +214,7 @@ class _Hub:
     def _explained(self, suspect: Failure, found: dict[int, Failure]) -> Failure:
         """Return the report of a timeout, given where the other ranks are; some have not answered."""
         for other in self._members.values():
-            silent = replace(other, title=NOT_COME, trace=_SILENT, hint=ABSENT)
+            silent = replace(other, title=ABSENT_TITLE, trace=_SILENT, hint=ABSENT_HINT)
             found.setdefault(other.rank, silent)
         del found[suspect.rank]
         return explain_timeout(suspect, [found[rank] for rank in sorted(found)])

@@ -29,9 +29,9 @@ _WIDTH = 80  # of the box around a failure
 _ROOT = f"{PROJECT}{os.sep}"
 _TORCH = f"{Path(torch.__file__).parent}{os.sep}"
 _EXCHANGES = (f"{_TORCH}distributed{os.sep}", f"{_ROOT}common{os.sep}distributed{os.sep}")
-NOT_COME = "did not come to an exchange in which other processes waited for it (dist.timeout)"
-ABSENT = "see why it does not get past this line; if it was at work as it should be, increase dist.timeout"
-_CROSSED = "the processes wait in different exchanges: is one called by only some of them, as under `if rank == 0`?"
+ABSENT_TITLE = "did not reach a collective in which other processes waited for it (dist.timeout)"
+ABSENT_HINT = "find out why it is stuck at this line; if it was only busy, increase dist.timeout"
+_CROSSED = "the processes wait in different collectives: is one called by only some of them, as under `if rank == 0`?"
 _FRAME = re.compile(r'^ *File "([^"]+)", line (\d+), in (\S+)\n +(.+)$', re.MULTILINE)
 # Torch's messages on one rank after another rank has ended or stopped responding.
 _CONSEQUENCE = "connection|broken pipe|socket|timed? ?out|remote process|NCCL|failed to recv|no error message|store has"
@@ -164,10 +164,10 @@ def where_now(rank: Rank) -> Whereabouts:
         rank.rank,
         rank.world_size,
         EXIT_ERROR,
-        NOT_COME,
+        ABSENT_TITLE,
         trace,
         _source(trace),
-        hint=ABSENT,
+        hint=ABSENT_HINT,
         may_follow=waits,
     )
 

@@ -110,7 +110,7 @@ class StopSignals:
         logger.warning("{}: stopping after this step, then saving{}", signal.Signals(number).name, again)
 
     def stops_waiting(self) -> int:
-        """Return the signal once to wait for a batch no longer, else 0. A rank alone stops at once: none needs it."""
+        """Return the signal once waiting for a batch must end, else 0. A single process stops waiting at once."""
         if not self._is_alone and time.monotonic() < self._noted_at + _WAIT_FOR_BATCH_S:
             return 0
         return self.signal

@@ -43,7 +43,7 @@ class CompileConfig:
 
 @section
 class PrepareConfig:
-    """What happens to the model before it is trained, in this order. Names have patterns: * is any text, dots too."""
+    """What happens to the model before it is trained. Names may be patterns: * matches any text, dots included."""
 
     freeze: list[str] = field(default_factory=list)
     """parameters that are not trained, by full name, as in "backbone.*" or "*.bias" """
@@ -177,7 +177,7 @@ def recompute_in_backward(module: nn.Module) -> None:
         options: dict[str, Any] = {}
         if not torch.compiler.is_compiling():
             options["context_fn"] = lambda: (nullcontext(), _keep_statistics(norms))
-        # Where torch sees all tensors: it keeps the random generators of their devices.
+        # Passed as arguments: torch sees these tensors, and restores the random generators of their devices.
         return checkpoint(_call, forward, args, kwargs, use_reentrant=False, **options)
 
     setattr(module, "forward", recompute)  # noqa: B010 - to the type checker a method cannot be replaced

@@ -19,7 +19,7 @@ from common.optim.precision import Precision
 _NOTHING = nullcontext()
 
 
-def check_names(task: nn.Module) -> None:
+def check_tensor_names(task: nn.Module) -> None:
     """Raise `UserError` if a part of the model and another part of the task have the same name."""
     parameters = task.named_parameters(remove_duplicate=False)
     names: set[str] = set()

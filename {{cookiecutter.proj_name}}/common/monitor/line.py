@@ -37,7 +37,7 @@ def train_line(
     columns = [
         where,
         "  ".join(f"{name} {number(value)} ({number(losses.smooth[name])})" for name, value in shown.items()),
-        learning_rates(rates),
+        rates_text(rates),
         _pairs(others),
     ]
     if skipped[0]:
@@ -96,7 +96,7 @@ def _pairs(values: Mapping[str, float]) -> str:
     return "  ".join(f"{name} {number(value)}" for name, value in values.items())
 
 
-def learning_rates(rates: Mapping[str, float]) -> str:
+def rates_text(rates: Mapping[str, float]) -> str:
     """Return the rates by name, or their range where there are many."""
     if len(rates) > _MOST_RATES:
         return f"lr {min(rates.values()):.2e}..{max(rates.values()):.2e} ({len(rates)} groups)"

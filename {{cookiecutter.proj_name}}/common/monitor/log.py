@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from loguru import logger as logger  # train.py imports it from here: `common` reports missing packages
+from loguru import logger as logger  # evaluate.py imports it from here: `common` reports missing packages
 from tqdm import tqdm
 
 from common.base.files import Appender

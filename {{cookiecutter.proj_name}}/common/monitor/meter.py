@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from common.distributed import has_streams
+from common.progress import Position
 
 # Steps after which losses are read even without a log line, so that they do not pile up in the device's memory.
 _MOST_PENDING = 1000
@@ -32,8 +33,8 @@ class Reading:
 # Of a step's loss, by step and name: the sum over samples, and their number.
 _Sums = dict[tuple[int, str], list[float]]
 
-# Of one process: its first bad step and which loss it was, and the sums of the last steps.
-_Found = tuple[tuple[int, str] | None, _Sums]
+# Of one process: where its first bad step began and which loss it was, and the sums of the last steps.
+_Found = tuple[tuple[Position, str] | None, _Sums]
 
 
 class Meter:
@@ -56,28 +57,28 @@ class Meter:
         self.clock = Clock()
         self._window = window
         self._gather = gather
-        self._pending: list[tuple[int, dict[str, Tensor], int]] = []
+        self._pending: list[tuple[Position, dict[str, Tensor], int]] = []
         self._recent: _Sums = {}
         self._last = 0  # step
         self._bad_step: int | None = None
-        self.bad_here: tuple[int, str] | None = None  # of this process' own losses: the first bad step, and which loss
+        self.bad_here: tuple[Position, str] | None = None  # of this process: where its first bad step began, which loss
 
     def add(
         self,
-        step: int,
+        at: Position,
         losses: Mapping[str, Tensor],
         count: int,
     ) -> None:
-        """Keep the losses of a micro-batch of step `step`, from 1 up: means over `count` samples or items."""
-        if self._pending and step - self._pending[0][0] >= _MOST_PENDING:
+        """Keep the losses of a micro-batch of the step that begins `at`: means over `count` samples or items."""
+        if self._pending and at.step - self._pending[0][0].step >= _MOST_PENDING:
             self._collect()
         # detach makes no copy and starts no kernel; without it the graph of every step would stay alive.
         held = {name: value.detach() for name, value in losses.items()}
-        self._pending.append((step, held, count))
+        self._pending.append((at, held, count))
 
-    def discard(self, step: int) -> None:
-        """Forget the losses of the latest step, which was skipped."""
-        self._pending = [entry for entry in self._pending if entry[0] != step]
+    def discard(self, at: Position) -> None:
+        """Forget the losses of the latest step, which was skipped; it began `at`."""
+        self._pending = [entry for entry in self._pending if entry[0] != at]
 
     def first_bad_step(self) -> int | None:
         """Return the first step with a loss that is not a finite number, on any process; None when there was none."""
@@ -101,22 +102,24 @@ class Meter:
         self._pending = []
         if not pending:
             return
-        self._last = pending[-1][0]
+        self._last = pending[-1][0].step + 1
         before = self._last - self._window  # the last step that is not shown any more
         sums: _Sums = {}
         read = to_floats([losses for _, losses, _ in pending])
-        for (step, _, count), values in zip(pending, read, strict=True):
+        for (at, _, count), values in zip(pending, read, strict=True):
+            step = at.step + 1
             for name, value in values.items():
                 if count == 0:
                     value = 0.0  # a mean over nothing must not count, and may be NaN
                 if not math.isfinite(value):
-                    self.bad_here = self.bad_here or (step, name)
+                    self.bad_here = self.bad_here or (at, name)
                 if step > before:
                     _add(sums, (step, name), value * count, count)
         self._recent = {place: both for place, both in self._recent.items() if place[0] > before}
         for bad, part in self._gather((self.bad_here, sums)):  # processes need not have losses of the same names
             if bad:
-                self._bad_step = min(bad[0], self._bad_step or bad[0])
+                step = bad[0].step + 1
+                self._bad_step = min(step, self._bad_step or step)
             for place, (total, items) in part.items():
                 _add(self._recent, place, total, items)
 
@@ -161,7 +164,7 @@ class Clock:
         self._begin_interval()
 
     def _begin_interval(self) -> None:
-        self._busy = self._waited = self.items = 0.0  # seconds
+        self._busy = self._waited = self.items = 0.0
         self._steps = self._samples = 0
 
     def reset(self) -> None:

@@ -8,7 +8,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from common.base.errors import UserError
-from common.base.parts import AVERAGE, needs
+from common.base.parts import AVERAGE, needs_part
 from common.optim.optimizer import parts_of
 from common.progress import Position
 
@@ -27,7 +27,8 @@ class Average:
             return
         for each in parts_of(optimizer):
             if hasattr(each, "train") and hasattr(each, "eval"):
-                raise UserError(f"optim.optim_type: {type(each).__name__} averages the weights, which {needs(AVERAGE)}")
+                kind = type(each).__name__
+                raise UserError(f"optim.optim_type: {kind} averages the weights, which {needs_part(AVERAGE)}")
 
     def update(self, model: nn.Module, at: Position) -> None:
         """Nothing is averaged."""

@@ -12,7 +12,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.optim import Optimizer
 
 from common.base.errors import UserError
-from common.base.parts import installed, needs, sections
+from common.base.parts import installed, needs_part, sections
 from common.config import Problem, section
 from common.config.arguments import check_arguments, fit_arguments, parameter_names
 from common.config.problem import match_names
@@ -48,13 +48,13 @@ def needs_closure(optimizer: Optimizer | type[Optimizer]) -> bool:
 class Group(NamedTuple):
     """Parameters with a learning rate or a weight decay of their own, or an optimizer, which parts/optimizers builds.
 
-    `lr` is a factor of `base_lr`, which is optim.lr if it is None. With `weight_decay` None, optim.weight_decay
+    `lr_mult` is a factor of `base_lr`, which is optim.lr if it is None. With `weight_decay` None, optim.weight_decay
     applies. With `optim_type` None, the optimizer is optim.optim_type, and `args` override optim.args.
     """
 
     name: str
     parameters: Iterable[nn.Parameter]
-    lr: float = 1.0
+    lr_mult: float = 1.0
     weight_decay: float | None = None
     optim_type: str | None = None
     args: Mapping[str, Any] = {}
@@ -105,7 +105,7 @@ class GroupConfig:
     def problems_in(self, optim: "OptimizerConfig") -> Iterator[Problem]:
         """Yield the problems of a group of the section `optim`: two learning rates, or a decay that is not there."""
         if self.lr is not None and self.lr_mult != 1:
-            yield Problem("lr", self.lr, "is the learning rate, and lr_mult is one too", "remove one")
+            yield Problem("lr", self.lr, "sets the rate itself, lr_mult a factor of optim.lr", "remove one")
         for problem in kind_problems(optim.optim_type, {}, self.weight_decay or 0.0):
             if problem.key == "weight_decay":
                 yield problem
@@ -151,7 +151,7 @@ class OptimizerConfig:
         own = list(kind_problems(self.optim_type, self.args, self.weight_decay))
         yield from own
         if not own and needs_closure(optimizer_class(self.optim_type)) and "closures" not in installed():
-            yield Problem("optim_type", self.optim_type, needs("closures"))
+            yield Problem("optim_type", self.optim_type, needs_part("closures"))
         for at, group in enumerate(self.groups):
             for problem in group.problems_in(self):
                 yield replace(problem, key=f"groups[{at}].{problem.key}")
@@ -191,7 +191,7 @@ def parameter_groups(
         base_lr = part.base_lr
         if base_lr is None:
             base_lr = config.lr
-        options: dict[str, Any] = {"lr": base_lr * part.lr, "weight_decay": decay}
+        options: dict[str, Any] = {"lr": base_lr * part.lr_mult, "weight_decay": decay}
         if part.optim_type is not None or part.args:
             options |= {"optim_type": part.optim_type, "args": part.args}
         group = groups.setdefault(label, {"name": label, "params": [], **options})

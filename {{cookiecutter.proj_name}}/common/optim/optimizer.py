@@ -92,7 +92,7 @@ def build_one(
     if all(parameter.is_cpu for parameter in parameters_of(optimizer)):
         for group in optimizer.param_groups:
             if group.get("foreach", 0) is None and group.get("fused", 0) is None:
-                group["foreach"] = False  # what torch would choose anew in each step, for 20 us
+                group["foreach"] = False  # else torch chooses it in each step, which takes 20 us
     optimizer.register_load_state_dict_pre_hook(_fit_loaded_state)
     optimizer.register_load_state_dict_post_hook(_take_loaded_state)
     return optimizer

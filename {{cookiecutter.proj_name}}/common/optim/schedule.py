@@ -118,16 +118,16 @@ class Schedule:
         self._base = [float(group["lr"]) for group in optimizer.param_groups]
         self._start = config.warmup_factor
 
-        def steps(key: str, length: Any) -> int:
+        def in_steps(key: str, length: Any) -> int:
             with error_context(lambda: f"in optim.lr_scheduler.{key} {length}"):
                 return Interval.parse(length, "epoch").in_steps(steps_per_epoch)
 
-        warmup = steps("warmup", config.warmup)
+        warmup = in_steps("warmup", config.warmup)
         target: Any = SCHEDULE_REGISTRY.get(config.type)
         names = parameter_names(target)
         known = {**vars(config), "mode": mode, "steps_per_epoch": steps_per_epoch}
         if "steps" in names:
-            end = steps("tmax", config.tmax) or total_steps
+            end = in_steps("tmax", config.tmax) or total_steps
             if end is None:
                 hint = 'set optim.lr_scheduler.tmax in steps, as in "10000step", or give the run progress.max_steps'
                 raise UserError(f"optim.lr_scheduler.type {config.type}: the length of the run is unknown; {hint}")
@@ -138,7 +138,7 @@ class Schedule:
                 rule = f"{config.type} is reached at step {end}, in a warm-up of {warmup}"
                 raise UserError(f"optim.lr_scheduler: the end of {rule}; shorten the warm-up")
             known["steps"] = end - warmup
-        known["step_at"] = lambda length: steps("args", length) - warmup
+        known["step_at"] = lambda length: in_steps("args", length) - warmup
         arguments = fit_arguments(target, config.args)
         for name in names:
             if name in known:
@@ -153,8 +153,8 @@ class Schedule:
         """Return the factor at optimizer step `step`, counted from 0 where its stage begins."""
         if step >= self._warmup:
             return self._factor(step - self._warmup)
-        rise = 1.0 - self._start
-        rise = self._start + rise * (step + 1) / (self._warmup + 1)
+        height = 1.0 - self._start
+        rise = self._start + height * (step + 1) / (self._warmup + 1)
         return rise * self._factor(0)
 
     def step(self, step: int) -> None:

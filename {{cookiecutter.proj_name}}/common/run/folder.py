@@ -38,17 +38,17 @@ class OpenRun:
     before: Mapping[Path, str] = field(repr=False)
 
     def forget(self, refused: bool) -> None:
-        """Remove the record of this attempt, a resume that trained no step: the next one starts from the config before.
+        """Remove the record of this attempt, a resume that trained no step: the next one reads the previous config.
 
         Args:
-            refused: also put back the status; that of an attempt that crashed stays.
+            refused: also restore the old status; after a crash, the new one stays.
         """
         if self.before:
             (self.folder.root / self.record["config"]).unlink(missing_ok=True)
         for file, text in self.before.items():
             if refused or file == self.folder.record_file:
                 write_text(file, text)
-                os.utime(file, (0, 0))  # it is not the status of this attempt: tools/slurm, tools/sweep
+                os.utime(file, (0, 0))  # dated 1970: tools/slurm and tools/sweep take it for old
 
     def close(self) -> None:
         """Unlock the folder. Safe to call twice."""

@@ -1,4 +1,4 @@
-"""The record of a start in `run.json`: the command line, the code's version, packages, the machine. No secrets."""
+"""The record of a start in `run.json`: the command line as typed, the code's version, packages, the machine."""
 
 import json
 import os

@@ -29,4 +29,4 @@ class StagesTask(Task):
 
     def groups(self) -> Iterator[Group]:
         """Give the backbone a rate of its own; the head has that of the config."""
-        yield Group("backbone", list(self.model.backbone.parameters()), lr=self.backbone)
+        yield Group("backbone", list(self.model.backbone.parameters()), lr_mult=self.backbone)

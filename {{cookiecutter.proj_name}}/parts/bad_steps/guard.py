@@ -64,7 +64,7 @@ class Guard:
         self._losses = []
         self._restore = keep_buffers(self.state.task)
 
-    def __call__(self, step: int, loss: Tensor) -> None:
+    def __call__(self, at: Position, loss: Tensor) -> None:
         """Keep the loss of a micro-batch."""
         if isinstance(loss, Tensor):
             self._losses.append(loss.detach().sum())
@@ -87,7 +87,7 @@ class Guard:
             self.last[update] = [*last, values][-_MOST:]
             return False
         self._restore()
-        self.monitor.meter.discard(at.step + 1)
+        self.monitor.meter.discard(at)
         if scaler.is_enabled():
             scaler.update()
         self._leave_out(at, why if update == "all" else f"in update {update}, {why}")

@@ -11,7 +11,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from common.base.text import label
 from common.config.arguments import parameter_names
 from common.config.registry import SCHEDULE_REGISTRY
-from common.data.loader import Reader
+from common.data.loader import BatchReader
 from common.data.order import EpochPlan
 from common.optim.groups import learning_rates
 from common.progress import Position
@@ -27,7 +27,7 @@ from parts.checks.shared_samples import warn_of_shared_samples
 def around(run: RunContext, trainer: Trainer) -> Iterator[None]:
     """Warn of what is found, in the main process."""
     if run.rank.is_main:
-        loaders: dict[str, Reader] = {"train": trainer.stream}
+        loaders: dict[str, BatchReader] = {"train": trainer.stream}
         for loader in (*trainer.val, *trainer.evaluation):
             loaders[label(loader.split, loader.name)] = loader
         for name, each in loaders.items():

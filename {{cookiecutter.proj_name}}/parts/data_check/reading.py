@@ -16,7 +16,7 @@ from torch.utils.data import default_collate
 from common.config.problem import join_names
 from common.data.held import OwnGenerators, open_handle
 from common.data.keyed import KeyedBatches
-from common.data.loader import Reader
+from common.data.loader import BatchReader
 from common.distributed.seed import mix
 from parts.data_check.checksum import Sums, different, sums
 from parts.data_check.process import in_other_process
@@ -74,7 +74,7 @@ def read_data(loaders: Mapping[str, Any]) -> dict[str, Reading]:
     return readings
 
 
-def _unreadable(loader: Reader) -> str:
+def _unreadable(loader: BatchReader) -> str:
     """Return why samples of a dataset cannot be read by another process."""
     if not loader.is_indexed:
         return _STREAM

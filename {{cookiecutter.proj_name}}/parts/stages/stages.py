@@ -16,7 +16,7 @@ from common.checkpoint.resume import Change, changes
 from common.config import ABSENT, ConfigError, Problem
 from common.config.check import Checker
 from common.config.layers import merge
-from common.config.reading import plain
+from common.config.reading import plain_tree
 from common.config.source import node_of
 from common.evaluation.loss import measured_losses
 from common.model.freeze import freeze
@@ -82,7 +82,7 @@ def settings_in(config: Any, number: int) -> Any:
 
 def _overlaid(schema: type, values: dict[str, Any], over: dict[str, Any]) -> Any:
     """Return the settings `values` with others laid over them. Raises `ConfigError`."""
-    laid = plain(merge(node_of(values, "default"), node_of(over, "default"), schema))
+    laid = plain_tree(merge(node_of(values, "default"), node_of(over, "default"), schema))
     checker = Checker(schema, [], ())
     settings = checker.section(schema, laid)
     if checker.problems:

@@ -116,7 +116,7 @@ def test_files_that_cannot_be_read(run: Path, tmp_path: Path, capfd: pytest.Capt
     words = ["--model_pt", str(run), "--input", str(tmp_path / "in"), "--out", str(tmp_path / "out")]
     assert predict.main(words) == 1
     shown = capfd.readouterr().err
-    assert "4 of 7 files cannot be read: " in shown
+    assert "4 of 7 files have no prediction: " in shown
     assert all(f"{path}: cannot read the image" in shown for path in broken)
     lines = (tmp_path / "out" / "predictions.jsonl").read_text().splitlines()
     assert [Path(json.loads(line)["file"]).name for line in lines] == ["0.png", "2.png", "6.png"]
