@@ -15,7 +15,6 @@ from common.checkpoint.folder import best_in
 from common.config import Resolved, option_value
 from common.config.problem import shown_path as shown
 from common.distributed import Rank
-from common.distributed.devices import set_up_process
 from common.evaluator import Evaluator
 from common.failure.program import distributed_run, exit_process, report_errors
 from common.monitor.log import logger, setup_log
@@ -50,13 +49,9 @@ def main(argv: list[str]) -> int:
     if code is not None:  # this process only started the ones that evaluate
         return code
     rank = distributed.find_rank(config.gpu_ids, config.dist)
-    set_up_process(config.dist, rank)
     path = best_in(config.model_pt)
     folder = eval_dir(config.dir, path, config.split, PROJECT)
-    with distributed_run(rank, config.dist, resolved.values) as rank, entered("explain"):
-        if rank.is_main:
-            for text in resolved.warnings:
-                logger.warning("{}", text)
+    with distributed_run(rank, config.dist, resolved) as rank, entered("explain"):
         text = evaluate(config, path, folder, rank)
     if rank.is_main:  # last, since the reader of a pipe may be gone
         print(text)

@@ -34,7 +34,7 @@ def main(argv: list[str]) -> int:
         for plugin in plugins:
             plugin(trainer)
         trainer.restore()
-        log_start(config, trainer, run)
+        log_start(trainer)
         with entered("around", run, trainer):
             try:
                 outcome = trainer.train()

@@ -26,17 +26,16 @@ from common.data.sections import sets_of
 from common.data.view import is_map_style
 from common.monitor.writer import drop_duplicate_loss
 from common.progress import Outcome
-from common.run_context import RunContext
 from common.trainer import Trainer
-from custom.config import Config
 
 
-def log_start(config: Config, trainer: Trainer, run: RunContext) -> None:
+def log_start(trainer: Trainer) -> None:
     """Log the chosen parts, the location of their code, and the intervals."""
+    config = trainer.config
     parameters = list(trainer.task.parameters())
     total = sum(p.numel() for p in parameters)
     trainable = sum(p.numel() for p in parameters if p.requires_grad)
-    logger.info("{}, seed {}, run folder {}", run.rank, config.dist.random_seed, run.paths.root)
+    logger.info("{}, seed {}, run folder {}", trainer.rank, config.dist.random_seed, trainer.paths.root)
     chosen: Any = {
         TASK_REGISTRY: {config.task["type"]: None},
         MODEL_REGISTRY: {config.model["type"]: None},

@@ -106,8 +106,7 @@ def build_stream(config: RunConfig, rank: Rank) -> TrainStream:
     if not is_map_style(dataset):
         asks = f"dataset.train: {kind_of(dataset)} has no __len__ and __getitem__, so it"
         streams = required("streams", "stream", asks)
-        stream: TrainStream = streams.IterableStream(dataset, config, rank)
-        return stream
+        return streams.IterableStream(dataset, config, rank)
     accumulate = config.optim.accumulate
     if config.dist.is_fixed:
         accumulate = required("reduction", "tree", "dist.reduction").leaves_here(accumulate, rank)

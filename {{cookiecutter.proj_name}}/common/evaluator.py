@@ -104,7 +104,7 @@ class Evaluator:
                     if self.lockstep_forward:  # others wait for this process
                         raise
                 for _ in range(idle):
-                    self.measure(loader.sample_batch())
+                    self.measure(loader.read_once([0]))
                 number = max_over_ranks(self.stop_signal(), self.rank)
                 if number:
                     raise EvaluationInterrupted(number)
@@ -150,7 +150,7 @@ class Evaluator:
                     for call in self.after_sanity_check:
                         call(loader, batch, output, losses)
                 elif self.lockstep_forward:
-                    self.measure(loader.sample_batch())
+                    self.measure(loader.read_once([0]))
 
     def metrics(self, step: Step) -> dict[str, float]:
         """Compute the metrics of a training step over all processes. Every process must call this."""

@@ -16,7 +16,6 @@ from common.checkpoint.folder import CheckpointFolder, LoadedCheckpoint, find_ch
 from common.checkpoint.weights import weights_path
 from common.config import Resolved, dump
 from common.distributed import Rank, barrier, find_rank, from_main
-from common.distributed.devices import set_up_process
 from common.evaluation.best import Best
 from common.failure.hub import print_failure
 from common.failure.program import distributed_run
@@ -45,14 +44,10 @@ def managed_run(config: RunConfig, resolved: Resolved[Any], argv: Sequence[str])
         SystemExit: an error that was already reported.
     """
     rank = find_rank(config.gpu_ids, config.dist)
-    set_up_process(config.dist, rank)
     paths = RunPaths.for_run(config.dir, config.name, PROJECT)
     if rank.backend == "nccl":  # torch records exchanges, and writes them before it ends a process that waits in one
         os.environ.setdefault("TORCH_FR_DUMP_TEMP_FILE", str(paths.root / "nccl_rank"))
-    with distributed_run(rank, config.dist, resolved.values) as rank:
-        if rank.is_main:
-            for text in resolved.warnings:
-                logger.warning("{}", text)
+    with distributed_run(rank, config.dist, resolved) as rank:
         run = RunContext(
             config=config,
             values=resolved.values,

@@ -6,14 +6,14 @@
 from collections.abc import Iterator
 from copy import deepcopy
 from dataclasses import field
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from common.base.parts import rules, sections
+from common.base.parts import rules
 from common.checkpoint.saver import CheckpointConfig
 from common.checkpoint.weights import InitConfig
-from common.config import ConfigError, Problem, section
+from common.config import ConfigError, Problem, extensible_section
 from common.config.registry import MODEL_REGISTRY, TASK_REGISTRY, Registered
 from common.data.loader import LoaderConfig
 from common.data.sections import SplitsConfig, sets_of
@@ -39,7 +39,7 @@ def default(**values: Any) -> Any:
     return field(default_factory=lambda: deepcopy(values))
 
 
-@section
+@extensible_section
 class DebugConfig:
     """Debugging aids. `--debug` sets these and more, see configs/debug.yaml."""
 
@@ -49,11 +49,7 @@ class DebugConfig:
     """use only the first n samples of each split; 0: all"""
 
 
-if not TYPE_CHECKING:  # to the type checker, the core does not have the keys of parts
-    DebugConfig = section(sections(DebugConfig))
-
-
-@section
+@extensible_section
 class RunConfig:
     """All settings that the engine reads."""
 
@@ -115,7 +111,3 @@ class RunConfig:
         losses = ["loss", *measured_losses(self.loss)]
         sets = sets_of(self.dataset.val) or [""]
         return find_mode(self.best, losses, self.metric, sets)
-
-
-if not TYPE_CHECKING:  # to the type checker, the core does not have the keys of parts
-    RunConfig = section(sections(RunConfig))

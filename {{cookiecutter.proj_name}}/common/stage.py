@@ -65,8 +65,7 @@ def in_stage(config: Config, number: int) -> Config:
     """Return the settings of a run that hold in a stage, counted from 0."""
     stages = part("stages", "stages")
     if stages is not None:
-        settings: Config = stages.settings_in(config, number)
-        return settings
+        return stages.settings_in(config, number)
     if number:
         raise UserError(f"the checkpoint is in stage {number + 1}, which {needs_part('stages')}")
     return config

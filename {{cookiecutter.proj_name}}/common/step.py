@@ -242,9 +242,8 @@ class OptimizerStep:
 
 def step_class(config: RunConfig, optimizer: Optimizer) -> type[OptimizerStep]:
     """Return what takes the steps of a stage: a part's class in the seat `step` if the settings ask for it."""
-    kind: type[OptimizerStep] = OptimizerStep
     if config.dist.is_fixed:
-        kind = required("reduction", "step", "dist.reduction").FixedStep
-    elif needs_closure(optimizer):
-        kind = required("closures", "step", f"optim.optim_type {config.optim.optim_type}").ClosureStep
-    return kind
+        return required("reduction", "step", "dist.reduction").FixedStep
+    if needs_closure(optimizer):
+        return required("closures", "step", f"optim.optim_type {config.optim.optim_type}").ClosureStep
+    return OptimizerStep

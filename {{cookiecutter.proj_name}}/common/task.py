@@ -170,8 +170,3 @@ class Built:
         for loader in self.val:
             data[label(loader.split, loader.name)] = loader
         return data
-
-    @property
-    def data(self) -> list[BatchReader]:
-        """All loaders, of every split."""
-        return [self.stream, *self.val, *self.evaluation]

@@ -77,7 +77,6 @@ class Trainer:
         self.stop_signals = StopSignals(self.rank)
         stop_waiting_when(lambda: 0)  # another run of this process may have been stopped
 
-        self.built = built
         self.task = built.task
         self.stream = built.stream
         self.val = built.val
@@ -325,7 +324,7 @@ class Trainer:
         if self.saver.saved_step != self.at.step:
             self.save()
         self.saver.finish(lambda: self.progress.signal or self.stop_signals.signal)
-        for data in self.built.data:
+        for data in (self.stream, *self.val, *self.evaluation):
             data.close()
         reason = self.progress.stop_reason
         if self.progress.signal:

@@ -87,7 +87,7 @@ def read_model(trained: Trained) -> tuple[Model, dict[str, str | None]]:
     if not loaders:
         raise UserError("dataset.eval and dataset.val are null in the config of this run, so there are no samples")
     loader = loaders[0]
-    batch = loader.sample_batch(range(min(8, loader.size)))
+    batch = loader.read_once(range(min(8, loader.size)))
     model: nn.Module = task.model
     hook = model.register_forward_pre_hook(lambda _, args, kwargs: calls.append((args, kwargs)), with_kwargs=True)
     with torch.no_grad():

@@ -12,6 +12,8 @@ from pathlib import Path
 
 _UNREAD_MS = 2000
 _MOST_FILES = 1 << 20  # some programs look at each number up to the limit when they start
+# Those that end a run. A terminal, Slurm, torchrun and `kill -- -GROUP` send them to all its processes at once.
+STOP_SIGNALS = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2}
 EXIT_REQUEUE = 75  # EX_TEMPFAIL of sysexits.h: saved, to be continued; a scheduler should start the job again
 
 

@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import torch
 from loguru import logger
@@ -13,15 +13,14 @@ from torch import Tensor
 
 from common.base.errors import UserError
 from common.base.nested import map_leaves
-from common.base.parts import sections
 from common.checkpoint.file import State
 from common.checkpoint.folder import CheckpointFolder
-from common.config import section
+from common.config import extensible_section
 from common.distributed import Rank, has_streams, main_first
 from common.distributed.collectives import is_sharded, local, whole
 
 
-@section
+@extensible_section
 class CheckpointConfig:
     """How checkpoints are written and kept. When they are written is in `progress`."""
 
@@ -31,10 +30,6 @@ class CheckpointConfig:
     """write during training, from a copy in host memory (rank 0)"""
     failures: Annotated[int, Field(ge=1)] = 3
     """failed saves in a row (full disk, ...) that end the run"""
-
-
-if not TYPE_CHECKING:  # to the type checker, the core does not have the keys of parts
-    CheckpointConfig = section(sections(CheckpointConfig))
 
 
 class Saver(AbstractContextManager["Saver"]):

@@ -111,7 +111,7 @@ class RunState:
             "frozen": frozen,
             **states,
             "user": user,
-            "ranks": self._state_of_ranks({**user, _DATA: states.get(_DATA, {})}),
+            "ranks": self._state_of_ranks({**user, _DATA: states[_DATA]}),
             "differing": self.differing_buffers(),
             "unsaved": self.layout.lost_buffers(),
             "random": random,

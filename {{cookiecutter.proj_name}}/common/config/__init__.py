@@ -8,5 +8,5 @@ schema, `arguments` a free section against a signature, and `resolve` has the en
 from common.config.overrides import option_value
 from common.config.problem import ABSENT, ConfigError, Problem, shown_path
 from common.config.resolve import Resolved, resolve
-from common.config.schema import section
+from common.config.schema import extensible_section, section
 from common.config.source import dump

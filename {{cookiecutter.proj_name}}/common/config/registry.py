@@ -242,8 +242,7 @@ def import_path(name: str) -> Callable[..., Any]:
         raise UserError(said) from error
     if not callable(target):
         raise UserError(f"{name} is {type(target).__name__}, not a class or function")
-    found: Callable[..., Any] = target
-    return found
+    return target
 
 
 MODEL_REGISTRY = Registry("model")

@@ -12,6 +12,7 @@ from pydantic import ConfigDict, TypeAdapter
 from pydantic_core import to_jsonable_python
 from typing_extensions import dataclass_transform  # in `typing` from Python 3.11 on
 
+from common.base.parts import sections
 from common.config.problem import ABSENT, RESERVED, Problem, did_you_mean, join
 
 T = TypeVar("T")
@@ -28,6 +29,12 @@ def section(cls: type[T]) -> type[T]:
     """
     cls.__pydantic_config__ = _STRICT  # type: ignore[attr-defined]
     return dataclasses.dataclass(frozen=True, kw_only=True)(cls)
+
+
+@dataclass_transform(frozen_default=True, kw_only_default=True)
+def extensible_section(cls: type[T]) -> type[T]:
+    """Make a class a section to which parts may add keys. To the type checker, it has only its own."""
+    return section(sections(section(cls)))
 
 
 class Key(NamedTuple):

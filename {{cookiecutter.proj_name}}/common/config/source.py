@@ -158,8 +158,7 @@ def read_text(text: str, origin_at: Callable[[int], str]) -> Node | None:
         root = loader.get_single_node()
         if root is None:
             return None
-        node: Node = loader.construct_document(root)
-        return node
+        return loader.construct_document(root)
     except yaml.MarkedYAMLError as error:
         line = 0
         if error.problem_mark is not None:
@@ -194,7 +193,7 @@ _Dumper.add_representer(str, _text)
 
 def dump(values: Any, flow: bool = False) -> str:
     """YAML text that loads back to equal values. `flow`: on one line."""
-    text: str = yaml.dump(
+    text = yaml.dump(
         _escape(values), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=math.inf, default_flow_style=flow
     )
     if flow:

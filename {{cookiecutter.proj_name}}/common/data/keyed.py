@@ -130,9 +130,8 @@ def find_collate(
     if spec is not None:
         only_training = getattr(COLLATE_REGISTRY.get(spec["type"]), "training_only", False)
         if training or not only_training:
-            built: Collate = COLLATE_REGISTRY.build(spec, dataset=dataset)
-            return built
-    own: Collate | None = getattr(dataset, "collate", None)
+            return COLLATE_REGISTRY.build(spec, dataset=dataset)
+    own = getattr(dataset, "collate", None)
     if own is None:
         return default_collate
     return own

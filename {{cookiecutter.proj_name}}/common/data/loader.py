@@ -98,7 +98,7 @@ class BatchReader:
         self._make = partial(make_loader, self.batches, config, seed=seed, device=device)
         self._loader = self._make(worker=worker, batch_sampler=keys)
 
-    def _read_once(self, indices: Sequence[int]) -> Any:
+    def read_once(self, indices: Sequence[int]) -> Any:
         """Read a batch; with workers, in another worker, so that no file is opened here and then shared with them."""
         alone = self._make(worker=min(1, self._loader.num_workers), batch_sampler=[(0, list(indices))])
         [batch] = read(alone)
@@ -158,7 +158,7 @@ class TrainStream(BatchReader):
         size = self.plan.batch_size
         if not full:
             size = min(size, 2)
-        return self._read_once(range(min(size, self.epoch_size)))
+        return self.read_once(range(min(size, self.epoch_size)))
 
     def samples(self, at: Position, steps: int = 1, *, everywhere: bool = False) -> list[int]:
         """Return the numbers of this process' samples in `steps` steps from `at` on; empty if they have none.
@@ -199,7 +199,7 @@ class TrainStream(BatchReader):
         for_sampler, for_loop = tee(self.plan.global_batches(order, at))
         self._keys.epoch = at.epoch
         self._keys.global_batches = for_sampler
-        batches: Iterator[Any] = read(self._loader)
+        batches = read(self._loader)
         with until_signal(is_alone=self.plan.world_size == 1):
             for first in batches:  # to the loader's end, so that its workers stop at once
                 global_batch = next(for_loop)
@@ -264,7 +264,7 @@ class EvaluationLoader(BatchReader):
 
     def sample_batch(self, indices: Sequence[int] = (0,)) -> Any:
         """Return a batch of some samples."""
-        return self._read_once(indices)
+        return self.read_once(indices)
 
 
 def make_loader(

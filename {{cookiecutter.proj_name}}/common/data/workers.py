@@ -21,17 +21,9 @@ from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from common.base.errors import UserError
 from common.base.nested import map_tensors
-from common.base.process import die_with_parent
+from common.base.process import STOP_SIGNALS, die_with_parent
 from common.data.held import open_handle
 
-# A terminal, Slurm, torchrun and `kill -- -GROUP` signal all processes of a run at once.
-_TRAINER_SIGNALS = {
-    signal.SIGINT,
-    signal.SIGTERM,
-    signal.SIGHUP,
-    signal.SIGUSR1,
-    signal.SIGUSR2,
-}
 _DEATH_WITHIN_S = 5.0
 _SHARED = (
     "{} is open, and every worker would read from it at the same position, and so get other samples than it asked for. "
@@ -93,11 +85,11 @@ def start_reading(loader: DataLoader[Any]) -> Iterator[Any]:
 @contextmanager
 def signals_blocked(context: Any) -> Iterator[None]:
     """Block the trainer's signals while a process starts: one that arrives reaches this process afterwards."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, _TRAINER_SIGNALS)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
     try:
         if context.get_start_method() != "fork":
             resource_tracker.ensure_running()  # starts a process, and then unblocks SIGTERM and SIGINT
-            signal.pthread_sigmask(signal.SIG_BLOCK, _TRAINER_SIGNALS)
+            signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
@@ -201,7 +193,7 @@ def end_workers(loader: DataLoader[Any]) -> None:
 def set_up_worker(owner: int, _: int) -> None:
     """Set up a worker process; `owner` is the id of the process that reads from it."""
     # Workers ignore signals; the trainer decides when to stop.
-    for number in _TRAINER_SIGNALS - {signal.SIGTERM}:
+    for number in STOP_SIGNALS - {signal.SIGTERM}:
         signal.signal(number, signal.SIG_IGN)
     # A handler, because an ignored or blocked signal would stay so in programs that a dataset starts.
     signal.signal(signal.SIGTERM, lambda *_: None)

@@ -1,14 +1,13 @@
 """Configuration of processes and randomness."""
 
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
-from common.base.parts import sections
-from common.config import section
+from common.config import extensible_section
 
 
-@section
+@extensible_section
 class DistConfig:
     """Processes and randomness."""
 
@@ -46,7 +45,3 @@ class DistConfig:
     def is_sharded(self) -> bool:
         """Whether a part shards the model, so that each process holds a part of it."""
         return False
-
-
-if not TYPE_CHECKING:  # to the type checker, the core does not have the keys of parts
-    DistConfig = section(sections(DistConfig))

@@ -11,13 +11,13 @@ from datetime import timedelta
 
 from torch.distributed import TCPStore
 
+from common.base.process import STOP_SIGNALS
 from common.distributed.config import DistConfig
 from common.distributed.devices import GpuIds, host_devices
 from common.distributed.launch import SPAWNED, read_launch
 
 _GRACE_S = 8.0  # for the others to end by themselves once one has failed
 _POLL_S = 0.1
-_FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
 
 def spawn(
@@ -64,7 +64,7 @@ def spawn(
     children: list[subprocess.Popen[bytes]] = []
     arrived: list[int] = []  # signals not yet forwarded to the processes
     before = {}
-    for number in _FORWARDED:
+    for number in STOP_SIGNALS:
         if signal.getsignal(number) != signal.SIG_IGN:  # nohup ignores SIGHUP, and the processes should too
             before[number] = signal.signal(number, lambda number, frame: arrived.append(number))
     try:

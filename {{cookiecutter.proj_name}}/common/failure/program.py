@@ -2,17 +2,21 @@
 
 import signal
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, NoReturn
 
+from loguru import logger
+
 from common import distributed
 from common.base.errors import UserError
 from common.base.process import die_with_parent, raise_file_limit
+from common.config import Resolved
 from common.distributed import DistConfig, Rank
-from common.failure.hub import connect, end, print_failure
-from common.failure.report import describe, report_to_torchrun
+from common.distributed.devices import set_up_process
+from common.failure.hub import FailureMonitor, connect, end
+from common.failure.report import describe
 from common.failure.signals import catch_early_signals
 
 _joined = False  # whether this process was one of several
@@ -26,17 +30,20 @@ class TrainingError(UserError):
 def distributed_run(
     rank: Rank,
     config: DistConfig,
-    values: Mapping[str, Any],
+    resolved: Resolved[Any],
 ) -> Iterator[Rank]:
-    """Join the other processes for the block, then leave with them; if one fails, all end, and its reason is shown.
+    """Set this process up, join the others for the block, then leave with them; if one fails, all end.
+
+    The reason of the first failure is shown.
 
     Args:
-        values: settings that must be the same on all processes.
+        resolved: the whole config, whose values must be the same on all processes; its warnings are logged.
 
     Raises:
         UserError: the processes did not find each other, or were started with different settings.
     """
     global _joined
+    set_up_process(config, rank)
     catch_early_signals()
     if rank.parent is not None:
         die_with_parent(rank.parent)
@@ -44,7 +51,10 @@ def distributed_run(
     rank = replace(rank, failure_monitor=connect(rank))
     _joined = not rank.is_single_process
     try:
-        distributed.check_alike(values, rank)
+        distributed.check_alike(resolved.values, rank)
+        if rank.is_main:
+            for text in resolved.warnings:
+                logger.warning("{}", text)
         yield rank
         distributed.finish(rank)
     except (Exception, KeyboardInterrupt, SystemExit) as error:
@@ -64,8 +74,7 @@ def report_errors() -> Iterator[None]:
         yield
     except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001 - any error
         failure = describe(error, Rank())
-        print_failure(failure, to_terminal=True)
-        report_to_torchrun(failure.text())
+        FailureMonitor().fail(failure)
         sys.exit(failure.code)
 
 

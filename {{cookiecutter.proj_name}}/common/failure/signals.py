@@ -11,12 +11,11 @@ from typing import NamedTuple
 
 from loguru import logger
 
-from common.base.process import EXIT_REQUEUE, drop_unread_output
+from common.base.process import EXIT_REQUEUE, STOP_SIGNALS, drop_unread_output
 from common.distributed import LaterMax, Rank
 
 # Slurm sends one of these before the time limit, if requested (--signal); they have no other predefined meaning.
 _REQUEUE_SIGNALS = (signal.SIGUSR1, signal.SIGUSR2)
-_STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, *_REQUEUE_SIGNALS)
 _SAME_CTRL_C_S = 1.0  # one Ctrl-C arrives twice: from the terminal, and forwarded by the launcher
 _EXCHANGE_EVERY_S = 0.2
 _WAIT_FOR_BATCH_S = 60.0  # after a signal: several ranks decide together, and save, a step or two later
@@ -73,7 +72,7 @@ class StopSignals:
         Under a launcher ours stay: it forwards the signals of its group, so a second one may arrive during shutdown.
         """
         before = {}
-        for number in _STOP_SIGNALS:
+        for number in STOP_SIGNALS:
             # Under nohup, a lost terminal does not stop the run.
             if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:
                 before[number] = signal.signal(number, self._note)
@@ -122,9 +121,7 @@ class StopSignals:
         it: an exchange in each step cost 6 % at 10 ms per step, with one core per process.
         """
         if self._is_alone:
-            if self.signal or save:
-                return StopDecision(self.signal, save)
-            return _NOTHING
+            return StopDecision(self.signal, save)
         decision = _NOTHING
         self._steps_left -= 1
         if self._exchange is not None:

@@ -4,7 +4,7 @@ import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import torch
 from loguru import logger
@@ -14,8 +14,8 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils.checkpoint import checkpoint
 
 from common.base.errors import UserError
-from common.base.parts import required, sections
-from common.config import section
+from common.base.parts import required
+from common.config import extensible_section, section
 from common.config.problem import match_names
 from common.distributed import DistConfig, Rank
 from common.model.freeze import freeze, keep_in_evaluation
@@ -41,7 +41,7 @@ class CompileConfig:
     """error on code that cannot be compiled; false: skip it"""
 
 
-@section
+@extensible_section
 class PrepareConfig:
     """What happens to the model before it is trained. Names may be patterns: * matches any text, dots included."""
 
@@ -57,10 +57,6 @@ class PrepareConfig:
     def gathered(self) -> list[str]:
         """Modules whose weights are gathered one at a time, where a part shards them."""
         return []
-
-
-if not TYPE_CHECKING:  # to the type checker, the core does not have the keys of parts
-    PrepareConfig = section(sections(PrepareConfig))
 
 
 def prepare(

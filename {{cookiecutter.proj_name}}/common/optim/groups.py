@@ -3,7 +3,7 @@
 import inspect
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import field, replace
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import torch
 from pydantic import Field
@@ -12,8 +12,8 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.optim import Optimizer
 
 from common.base.errors import UserError
-from common.base.parts import installed, needs_part, sections
-from common.config import Problem, section
+from common.base.parts import installed, needs_part
+from common.config import Problem, extensible_section, section
 from common.config.arguments import check_arguments, fit_arguments, parameter_names
 from common.config.problem import match_names
 from common.config.registry import import_path
@@ -87,7 +87,7 @@ def kind_problems(
             yield Problem("args", args, f"{label} refuses these: {error}")
 
 
-@section
+@extensible_section
 class GroupConfig:
     """Parameters with a learning rate or weight decay of their own."""
 
@@ -123,10 +123,6 @@ class GroupConfig:
         inside = [names[name] for name in match_names(patterns, list(names), f"{key}.match")]
         name = self.name or label or "matched"
         return Group(name, inside, self.lr_mult, self.weight_decay, base_lr=self.lr)
-
-
-if not TYPE_CHECKING:  # to the type checker, the core does not have the keys of parts
-    GroupConfig = section(sections(GroupConfig))
 
 
 @section

@@ -29,8 +29,7 @@ _ANEW = "start a new run from the weights: --init_from.path FILE --name NEW"
 
 def parts_of(optimizer: Optimizer) -> Sequence[Optimizer]:
     """Return the optimizers that `optimizer` consists of (parts/optimizers): usually just itself."""
-    found: Sequence[Optimizer] = getattr(optimizer, "parts", [optimizer])
-    return found
+    return getattr(optimizer, "parts", [optimizer])
 
 
 def parameters_of(optimizer: Optimizer) -> list[nn.Parameter]:

@@ -120,7 +120,7 @@ def machine(device: torch.device) -> dict[str, str | int | bool]:
     """Record what affects the last digits of results on this machine: Python, processor, threads, GPU, settings."""
     cuda = torch.backends.cuda.matmul
     cudnn = torch.backends.cudnn
-    conv: Any = getattr(cudnn, "conv")  # noqa: B009 - not in its types
+    conv = getattr(cudnn, "conv")  # noqa: B009 - not in its types
     gpu: dict[str, str | int | bool] = dict.fromkeys(("cudnn", "cudnn flags", "tf32"), "not used")
     if device.type == "cuda":
         gpu = {
@@ -214,10 +214,9 @@ def read_attempts(folder: RunPaths) -> list[dict[str, Any]]:
     if not folder.record_file.exists():
         return []
     try:
-        attempts: list[dict[str, Any]] = json.loads(folder.record_file.read_text())["attempts"]
+        return json.loads(folder.record_file.read_text())["attempts"]
     except (ValueError, LookupError, TypeError) as error:
         raise UserError(f"{folder.record_file} is damaged ({error}): restore it, or delete it") from error
-    return attempts
 
 
 def environment_text(attempt: dict[str, Any]) -> str:

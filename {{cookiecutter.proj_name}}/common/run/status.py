@@ -41,8 +41,7 @@ def read_status(folder: RunPaths) -> dict[str, Any] | None:
     """Read the last status that `write_status` wrote; None if there is none."""
     if not folder.status_file.exists():
         return None
-    status: dict[str, Any] = json.loads(folder.status_file.read_text())
-    return status
+    return json.loads(folder.status_file.read_text())
 
 
 def now() -> str:

@@ -71,7 +71,7 @@ class FirstBatch:
         looked_at = [task, *(term.function for term in task.loss.terms)]
         if size < 6 or any(getattr(part, "compares_samples", False) for part in looked_at):
             return
-        loaded = loader.sample_batch(chosen)
+        loaded = loader.read_once(chosen)
         batch, output, measured = self.trainer.evaluator.measure(loaded)
         found: list[Tensor] = []
         map_tensors((batch, output), found.append)
