@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from common.build import build_task
 from common.checkpoint.file import read_checkpoint
 from common.checkpoint.folder import best_in
@@ -77,6 +79,8 @@ def load_task(config: Config, path: Path, state: Mapping[str, Any], rank: Rank) 
     # Frozen tensors that the checkpoint leaves out come from where the run took them.
     task = build_task(config, rank, first_weights=bool(state.get("frozen")))
     precision.cast(task).to(rank.device)
+    if config.prepare.channels_last:  # as in training, for the same bits
+        task.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # absent from the stubs
     load_state(task, state, path)
     task.at = TaskPosition(state["position"]["step"], state["position"]["epoch"], *about["lengths"])
     stage = state.get("stages", {}).get("number", 0)

@@ -43,6 +43,9 @@ class WholeRun:
     def after_validation(self, value: float) -> None:
         """Tell the stage a validation result, which must be the same on every rank."""
 
+    def forget_best(self) -> None:
+        """Compare only later validations: the best value is of another metric."""
+
     def schedule(self, optimizer: Optimizer) -> Schedule:
         """Build the schedule over the length of this stage. Raises `UserError` if it does not fit."""
         return Schedule(

@@ -345,6 +345,9 @@ class Trainer:
         self.stage.resume(self, state)  # first: a stage decides which parameters the optimizer has
         sharded = self.strategy.shard_state(state)
         position, values, pending = self.state.load_state_dict(sharded, path)
+        if self.best.is_restarted:
+            self.schedule.forget_best()
+            self.stage.forget_best()
         self.progress = TrainState(position, values, pending)
         least = 1  # samples that make a step
         if self.stream.is_indexed and self.config.loader.drop_last:

@@ -91,6 +91,26 @@ def test_nothing_to_compare(error_of: ErrorOf, words: list[str], without: list[s
     assert "there is no validation to compare" in error_of(*words, *without)
 
 
+@pytest.mark.parametrize(
+    ("words", "place"),
+    [
+        (["--optim.lr_scheduler.type", "plateau"], ("schedule",)),
+        (["--stages", "[{until: plateau, patience: 50}, {}]"], ("stages", "plateau")),
+    ],
+)
+def test_a_plateau_of_another_metric(runs: Runs, words: list[str], place: tuple[str, ...]) -> None:
+    """A resume with another `best.metric` does not compare it with the best value of the one before."""
+    runs.train(*words, "--progress.epoch", "1")
+    changed = ["--best.metric", "Accuracy", "--allow_changes", "true", "--progress.epoch", "2", "--resume", "auto"]
+    folder = runs.train(*words, *changed)
+    state: Any = load(folder)
+    assert state["best"]["metric"] == "Accuracy"
+    best = state["best"]["best"][0]
+    for name in place:
+        state = state[name]
+    assert state["best"] == best and "early stopping and plateaus restart" in (folder / "train.log").read_text()
+
+
 def test_each_evaluation_has_a_folder(runs: Runs) -> None:
     """Also of two in an epoch."""
     folder = runs.train("--progress.epoch_eval", "3step", "--progress.epoch", "2")

@@ -19,6 +19,7 @@ from common.evaluation.loss import LossSums
 from common.evaluation.metric import GatheredMetric, MetricFactory, Results
 import evaluate
 from cli.program import EvalConfig
+from cli.trained import load_trained
 from tests.conftest import CONFIG, Runs, metrics
 from tests.data.test_data import evaluation_shares
 from tests.evaluation.test_evaluation import NAMED, Numbered, digits
@@ -251,6 +252,15 @@ def test_classes_are_those_of_the_training(runs: Runs, evaluated: Callable[..., 
     with pytest.raises(UserError, match=r"dataset\.eval has the classes a, b.*, but dataset\.train has 0, 1"):
         evaluated(best, "--dataset.eval.type", f"{HERE}.Letters")
     assert evaluated(best, "--dataset.eval.type", "tests.samples.Digits")["values"]["Accuracy"] > 0
+
+
+def test_channels_last_in_evaluation(runs: Runs, evaluated: Callable[..., dict[str, Any]]) -> None:
+    """The weights have the layout of the training, on which the last bits of a convolution depend."""
+    folder = runs.train("--prepare.channels_last", "true")
+    trained = metrics(folder, "val")[-1]["values"]
+    assert evaluated(folder / "checkpoints" / "latest.pt", "--split", "val")["values"] == trained
+    weights = [p for p in load_trained(folder).task.parameters() if p.ndim == 4]
+    assert weights and all(p.is_contiguous(memory_format=torch.channels_last) for p in weights)
 
 
 def test_a_stream_cannot_be_evaluated_on(runs: Runs, evaluated: Callable[..., dict[str, Any]]) -> None:

@@ -128,6 +128,24 @@ def test_metrics_leave_them_out() -> None:
     assert class_numbers(torch.tensor([-100, 2, 3]), probabilities[:3]).tolist() == [-1, 2, -1]
 
 
+def test_a_prediction_of_no_class_is_wrong() -> None:
+    """It is in no class' precision, and in the recall of its label."""
+    output = {"logits": torch.zeros(4, 2), "prediction": torch.tensor([0, -1, 1, 5])}
+    matrix = ConfusionMatrix(per_class=True)
+    matrix.update(output, {"label": torch.tensor([0, 0, 1, 1])})
+    values = matrix.compute()
+    assert (values["recall_0"], values["recall_1"]) == (0.5, 0.5)
+    assert (values["precision_0"], values["precision_1"]) == (1.0, 1.0)
+
+
+@pytest.mark.parametrize("shape", [(4, 1), (2,), (4, 3)])
+def test_labels_of_another_shape_are_refused(shape: tuple[int, ...]) -> None:
+    """Integers beside several logits: (4, 1) would be compared with the labels of other samples too."""
+    label = torch.zeros(shape, dtype=torch.int64)
+    with pytest.raises(UserError, match=r"do not fit logits \(4, 3\): class numbers have the shape \(4,\)"):
+        Accuracy().update({"logits": torch.zeros(4, 3)}, {"label": label})
+
+
 def test_accuracy_of_one_logit_is_refused() -> None:
     """It would be 1.0, whatever the labels are: the only class is always the likeliest."""
     logits = torch.zeros(4, 1)

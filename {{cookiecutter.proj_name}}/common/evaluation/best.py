@@ -57,6 +57,7 @@ class BestTracker:
     mode: Mode
     best: Best | None = None
     waited: int = 0  # validations since the best
+    is_restarted: bool = False  # whether the checkpoint was of another metric or mode
 
     def update(self, values: Mapping[str, float], step: int) -> bool:
         """Record one validation; True if it is the best so far. Raises `UserError` if it lacks the metric."""
@@ -95,9 +96,9 @@ class BestTracker:
         """Restore a saved state; a best value of another metric or mode is discarded."""
         if state["metric"] != self.config.metric or state["mode"] != self.mode:
             logger.warning(
-                "the checkpoint tracked {metric} ({mode}); best and early stopping restart, a plateau continues",
-                **state,
+                "the checkpoint tracked {metric} ({mode}); the best value, early stopping and plateaus restart", **state
             )
+            self.is_restarted = True
             return
         self.best = state["best"] and Best(*state["best"])
         self.waited = state["waited"]

@@ -236,8 +236,14 @@ def class_numbers(label: Tensor, logits: Tensor) -> Tensor:
     Args:
         label: class numbers (B, ...), or probabilities (B, classes, ...), of which the likeliest class counts.
         logits: (B, classes, ...).
+
+    Raises:
+        UserError: the shapes do not fit.
     """
     if label.is_floating_point() and label.shape == logits.shape:
         return label.argmax(dim=1)
+    if label.shape != logits[:, 0].shape:
+        shapes = f"labels of shape {tuple(label.shape)} do not fit logits {tuple(logits.shape)}"
+        raise UserError(f"{shapes}: class numbers have the shape {tuple(logits[:, 0].shape)}")
     is_class = (label >= 0) & (label < logits.shape[1])
     return label.long().masked_fill(~is_class, -1)

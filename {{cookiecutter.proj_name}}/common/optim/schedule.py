@@ -168,6 +168,11 @@ class Schedule:
         if hasattr(self._factor, "after_validation"):
             self._factor.after_validation(value)
 
+    def forget_best(self) -> None:
+        """Have a plateau compare only later validations: its best value is of another metric."""
+        if "best" in self.state_dict():
+            self._factor.state["best"] = None
+
     def state_dict(self) -> dict[str, Any]:
         """Return the state of a schedule that depends on validations; any other has none."""
         return dict(getattr(self._factor, "state", {}))

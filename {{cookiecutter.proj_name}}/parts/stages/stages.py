@@ -205,6 +205,10 @@ class Stages(WholeRun):
         if self._run.stages[self.number].until == PLATEAU:
             self._plateau.after_validation(value)
 
+    def forget_best(self) -> None:
+        """Compare only later validations: the best value is of another metric."""
+        self._plateau.state["best"] = None
+
     def schedule(self, optimizer: Optimizer) -> Schedule:
         """Build the schedule over the length of this stage, or over the rest of the run if a plateau ends it.
 
