@@ -121,7 +121,9 @@ class StopSignals:
         it: an exchange in each step cost 6 % at 10 ms per step, with one core per process.
         """
         if self._is_alone:
-            return StopDecision(self.signal, save)
+            if self.signal or save:
+                return StopDecision(self.signal, save)
+            return _NOTHING
         decision = _NOTHING
         self._steps_left -= 1
         if self._exchange is not None:
