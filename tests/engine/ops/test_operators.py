@@ -178,7 +178,7 @@ def test_all_of_this_without_a_build(tmp_path: Path) -> None:
     done = subprocess.run(
         [*pytest_, str(here), "--ignore", str(here / "test_build.py"), "-k", "not processes and not same_with"],
         cwd=PROJECT, env={**ENVIRONMENT, "OPS_BUILD_DIR": str(tmp_path)},
-        capture_output=True, text=True, timeout=300, check=False,
+        capture_output=True, text=True, timeout=900, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[-3000:]
     assert " passed" in done.stdout and " failed" not in done.stdout
