@@ -1,8 +1,7 @@
 """Builds the objects of a run from the config, for training and for evaluation."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
-from zlib import crc32
 
 from loguru import logger
 from torch import nn
@@ -159,12 +158,12 @@ def build_evaluation(config: RunConfig, split: str, rank: Rank) -> list[Evaluati
 def seeded_dataset(config: RunConfig, split: str, name: str, section: Mapping[str, Any], rank: Rank) -> Any:
     """Build a dataset; its name is "" if it is the only one of its split.
 
-    Its constructor draws the same random numbers on all ranks, seeded by the run and its name.
+    The constructors of all sets draw the same random numbers, so each divides the same data alike (`random_split`).
 
     Raises `UserError` if its size differs between ranks, such as in an incomplete copy.
     """
     full_name = label(split, name)
-    set_seed(mix(config.dist.random_seed, crc32(full_name.encode())))
+    set_seed(mix(config.dist.random_seed, 1))
     folder = data_dir(config.dir.data_dir, PROJECT)
     with error_context(lambda: f"in building dataset.{full_name}"):
         dataset = build_dataset(section, split, folder, limit=config.debug.max_samples)
@@ -196,7 +195,7 @@ def check_classes(
     for split, dataset in data.items():
         given = getattr(dataset, "classes", None)
         classes: tuple[str, ...] = ()
-        if given is not None:
+        if isinstance(given, Iterable):  # else their number
             classes = tuple(map(str, given))
         if not names:
             first = split

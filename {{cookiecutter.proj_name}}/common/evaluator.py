@@ -18,6 +18,7 @@ from common.base.text import label, plain
 from common.data.loader import EvaluationLoader, Step
 from common.data.workers import WaitInterrupted
 from common.distributed import Rank, max_over_ranks
+from common.distributed.buffers import buffers_unchanged
 from common.distributed.seed import mix, random_state_unchanged, set_seed
 from common.evaluation.loss import Losses, LossSums
 from common.evaluation.metric import MetricDict
@@ -175,9 +176,9 @@ class Evaluator:
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:
-        """Evaluation mode without gradients; afterwards modules (frozen too) and random generators are as before."""
+        """Evaluation mode without gradients; afterwards modules (frozen too), buffers and generators are as before."""
         modes = {module: module.training for module in self.task.modules()}
-        with torch.no_grad(), random_state_unchanged(self.rank.device):
+        with torch.no_grad(), random_state_unchanged(self.rank.device), buffers_unchanged(self.task):
             self.task.eval()
             try:
                 yield

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from common.base.errors import UserError
-from common.config.arguments import check_arguments, fit_arguments, parameters
+from common.config.arguments import check_arguments, fit_arguments, is_foreign, parameters
 from common.config.problem import ABSENT, Problem, did_you_mean, shown_path, suggestion
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -176,7 +176,7 @@ class Registry:
         if takes_any:  # `**kwargs` are arguments of a base class that has any
             for base in getattr(target, "__mro__", ())[1:]:
                 taken.update(parameters(base)[0])
-            if len(taken) == len(named):
+            if len(taken) == len(named) and not is_foreign(target):  # others pass them to what refuses them
                 taken.update(self.provided)
         return tuple(name for name in self.provided if name in taken and name not in given)
 

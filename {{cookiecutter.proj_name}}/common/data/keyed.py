@@ -53,10 +53,14 @@ class KeyedBatches:
         epoch, indices = key
         if not self.random:
             return make_batch(self.collate, self.items(epoch, indices), self.dataset, indices)
+        is_first = epoch != self.epoch
         with random_state_unchanged():
             items = self.items(epoch, indices)
             self._seed(mix(self.seed, epoch, indices[0], _BATCH))
-            return make_batch(self.collate, items, self.dataset, indices)
+            batch = make_batch(self.collate, items, self.dataset, indices)
+        if is_first and self._finds_more():  # generators that `collate` made: read again, seeded
+            return self.__getitems__(key)
+        return batch
 
     def items(self, epoch: int, indices: list[int]) -> list[Any]:
         """Read samples of an epoch, which draws from the global generators."""
@@ -120,7 +124,7 @@ def find_collate(
     *,
     training: bool = False,
 ) -> Collate:
-    """Find the collate function that `loader.collate` names, else the dataset's `collate`, else PyTorch's default.
+    """Find what `loader.collate` names, else the dataset's `collate` or `collate_fn`, else PyTorch's default.
 
     A class is built, with the dataset as its argument `dataset`. One whose attribute `training_only` is true (mixup)
     is used in training alone.
@@ -131,7 +135,7 @@ def find_collate(
         only_training = getattr(COLLATE_REGISTRY.get(spec["type"]), "training_only", False)
         if training or not only_training:
             return COLLATE_REGISTRY.build(spec, dataset=dataset)
-    own = getattr(dataset, "collate", None)
+    own = getattr(dataset, "collate", None) or getattr(dataset, "collate_fn", None)
     if own is None:
         return default_collate
     return own

@@ -13,6 +13,7 @@ import torch
 
 from common.base.errors import UserError
 from common.config.registry import ORDER_REGISTRY
+from common.data.held import OwnGenerators
 from common.data.keyed import set_epoch
 from common.data.view import kind_of
 from common.distributed.seed import mix, random_state_unchanged, seed_all
@@ -58,6 +59,7 @@ class EpochOrder:
         size = self._samples
         with random_state_unchanged():
             seed_all(mix(self.seed, epoch))
+            OwnGenerators(self._function).seed(mix(self.seed, epoch))
             set_epoch(self.dataset, epoch)
             now = len(self.dataset)
             if now != size:

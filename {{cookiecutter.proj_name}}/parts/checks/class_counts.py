@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 from loguru import logger
 
+from common.config.problem import join_names
 from common.data.view import is_map_style
 
 _ALL, _FIRST = 6, 3  # classes listed at most; of more, the first ones
@@ -64,5 +65,5 @@ def log_classes(name: str, dataset: Any) -> None:
         text = f"{len(lines)} classes of {min(counts.values())} to {max(counts.values())} samples: {first}, ..."
     logger.info("{} data: {}", name, text)
     if name == "train" and empty:
-        remedy = "add some, or remove the class; labels are counted from 0"
-        logger.warning("dataset.train lacks {} of {} classes: {}; {}", len(empty), len(lines), ", ".join(empty), remedy)
+        which = f"{join_names(empty, 5)}; add some, or remove the class; labels are counted from 0"
+        logger.warning("dataset.train lacks {} of {} classes: {}", len(empty), len(lines), which)

@@ -164,7 +164,7 @@ def _join(
             held = OwnGenerators(batches.dataset, batches.collate).names
             if held:
                 generators = f" (generators found: {join_names(held, 5)})"
-            advice = "Draw from the global generators, which are seeded for each sample"
+            advice = "Draw from the global generators, seeded for each sample, or keep the transform in the dataset"
             if not batches.random:
                 advice = "With random = False nothing is seeded: remove that if samples draw random numbers"
             logger.warning(_VARIES, name, data, entries, generators, advice)
