@@ -1,5 +1,6 @@
 """Metrics of other packages, such as torchmetrics: by import path, or used inside a metric of one's own."""
 
+import random
 from typing import Any
 
 import pytest
@@ -30,6 +31,19 @@ class Spread:
             dist.barrier()
             dist.all_reduce(self.state)
         return {"all": self.state, "by_class": torch.stack([self.state, 2 * self.state]), "list": [{"x": 1}, {"x": 2}]}
+
+
+class Drawn:
+    """Draws numbers, as a bootstrap does."""
+
+    def __init__(self) -> None:
+        self.total = 0.0
+
+    def update(self, preds: Tensor, target: Tensor) -> None:
+        self.total = 0.9 * self.total + float(torch.rand(()))
+
+    def compute(self) -> float:
+        return self.total + random.random()
 
 
 class Inside(Metric):
@@ -63,7 +77,7 @@ class InsideGathered(GatheredMetric):
 
 INPUTS = "inputs: {preds: output.logits, target: batch.label}"
 SECTIONS = (
-    f"{{spread: {{type: {__name__}.Spread, scale: 2.0, {INPUTS}}}, "
+    f"{{drawn: {{type: {__name__}.Drawn, {INPUTS}}}, spread: {{type: {__name__}.Spread, scale: 2.0, {INPUTS}}}, "
     f"inside: {{type: {__name__}.Inside}}, gathered: {{type: {__name__}.InsideGathered}}}}"
 )
 

@@ -17,6 +17,7 @@ from common.config import Problem
 from common.config.arguments import parameter_names
 from common.config.registry import METRIC_REGISTRY
 from common.distributed import Rank, from_main, gather_objects, gather_to_main, group_hidden
+from common.distributed.seed import seed_all
 from common.evaluation.loss import Inputs, check_entry, look_up
 
 _OWN = ("inputs",)  # keys of a metric's section that are read here; all others are its arguments
@@ -158,6 +159,7 @@ class MetricDict:
                 if isinstance(metric, GatheredMetric) or not self._rank.is_single_process:
                     self._batches[name].append((indices[0], results))
                 else:
+                    seed_all(indices[0])  # as in `_computed`
                     metric.update(**results)
 
     def compute(self) -> dict[str, float]:
@@ -170,6 +172,7 @@ class MetricDict:
         for name, metric in self._metrics.items():
             with error_context(lambda name=name: f"in metric.{name}"):  # type: ignore[misc]
                 value: Any = None
+                seed_all(0)  # for bootstrap samples and the like
                 if isinstance(metric, Metric):
                     merged, *others = gather_objects(metric, rank)
                     with group_hidden():
@@ -182,7 +185,7 @@ class MetricDict:
                     gathered.sort(key=itemgetter(0))  # in the order of the dataset
                     if rank.is_main:
                         with group_hidden():
-                            value = _computed(metric, [results for _, results in gathered])
+                            value = _computed(metric, gathered)
                     value = from_main(value, rank)
                 values |= _numbers(name, value)
         return values
@@ -192,12 +195,14 @@ def _on_cpu(tensor: Tensor) -> Tensor:
     return tensor.detach().to("cpu", copy=True)
 
 
-def _computed(metric: Any, batches: list[Results]) -> Any:
-    """Return the value from the batches of all processes."""
+def _computed(metric: Any, batches: list[tuple[int, Results]]) -> Any:
+    """Return the value from the batches of all processes, each with its first sample."""
     if isinstance(metric, GatheredMetric):
-        return metric.compute(joined(batches))
-    for batch in batches:  # one object sees all of them: its value is the value of one process
-        metric.update(**batch)
+        return metric.compute(joined([results for _, results in batches]))
+    for first, results in batches:  # one object sees all of them: its value is the value of one process
+        seed_all(first)
+        metric.update(**results)
+    seed_all(0)
     return metric.compute()
 
 
