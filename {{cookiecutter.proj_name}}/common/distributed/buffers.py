@@ -1,7 +1,7 @@
 """Buffers of which each process has its own: how a module declares them; all others are those of rank 0."""
 
 from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import torch
 import torch.distributed as dist
@@ -65,8 +65,11 @@ def buffers_unchanged(
     restore = keep_buffers(model, only)
     try:
         yield
-    finally:
-        restore()
+    except BaseException:
+        with suppress(RuntimeError):  # of a device that is lost: the first error says why
+            restore()
+        raise
+    restore()
 
 
 def share_buffers(model: nn.Module, rank: Rank) -> None:
