@@ -25,7 +25,7 @@ RNG = np.random.default_rng(0)
 
 
 class Split(Dataset[dict[str, Tensor]]):
-    """One archive, which the constructor divides by chance."""
+    """One archive, which the constructor divides at random."""
 
     def __init__(self, data_dir: Path, mode: str) -> None:
         whole: Any = range(100)

@@ -115,7 +115,7 @@ class Saver(AbstractContextManager["Saver"]):
         self._executor.shutdown(wait=self.rank.is_single_process)
 
     def finish(self, stopped_by: Callable[[], int]) -> None:
-        """Wait for the last save, then call the functions in `at_end`; `stopped_by` tells them the signal.
+        """Wait for the last save, then call the functions in `at_end`; `stopped_by` returns the signal.
 
         Raises like `save`, and also if the last save failed, since the run is then incomplete.
         """
