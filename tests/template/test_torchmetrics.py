@@ -65,7 +65,7 @@ from common.distributed import Rank
 from custom.config import Config
 
 config = resolve(Config, ["experiments/tm/config.yaml"], []).config
-task = build.build_task(config, Rank()).eval()
+task = build.build_task(config, Rank(), first_weights=False).eval()
 task.load_state_dict(torch.load("experiments/tm/checkpoints/latest.pt", weights_only=True)["model"])
 [loader] = build.build_evaluation(config, "val", Rank())
 values = {}
