@@ -44,11 +44,11 @@ for page, text, base, new in json.load(sys.stdin):
 SCHEMA_CHECK = """
 import sys
 from pathlib import Path
-from common.config.reading import plain_tree
+from common.config.reading import Reader
 from common.config.source import read_file
 from tests.tools.test_schema import SCHEMA, broken
 for name in sys.argv[1:]:
-    wrong = broken(plain_tree(read_file(Path(name))), SCHEMA)
+    wrong = broken(Reader(read_file(Path(name))).values, SCHEMA)
     assert not wrong, f"{name}: {wrong}"
 """
 

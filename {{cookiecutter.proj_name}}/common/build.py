@@ -165,7 +165,7 @@ def seeded_dataset(config: RunConfig, split: str, name: str, section: Mapping[st
     full_name = label(split, name)
     set_seed(mix(config.dist.random_seed, 1))
     folder = data_dir(config.dir.data_dir, PROJECT)
-    with error_context(lambda: f"in building dataset.{full_name}"):
+    with error_context(f"in building dataset.{full_name}"):
         dataset = build_dataset(section, split, folder, limit=config.debug.max_samples)
     size = None
     if is_map_style(dataset):

@@ -129,7 +129,7 @@ class Evaluator:
         for loader in loaders:
             seen = _Pass(self.task, Rank(), self.gallery)
             where = f"in trying a batch of {label(loader.split, loader.name)} before training"
-            with self.evaluating(), error_context(lambda where=where: where):  # type: ignore[misc]
+            with self.evaluating(), error_context(where):
                 batch = next(iter(loader), None)  # as it will be read, so workers start here
                 if batch is not None:
                     indices = loader.keys[0][1]

@@ -105,7 +105,7 @@ def analyze(config: Config, sizes: Sequence[int], depth: int) -> dict[str, Any]:
     subjects = (ProfiledTask(config, size) for size in sizes)
     batches, modules = [], list[dict[str, Any]]()
     for subject in subjects:
-        with error_context(f"in analyzing a batch of {subject.size}".format):
+        with error_context(f"in analyzing a batch of {subject.size}"):
             modules = modules or subject.modules(depth)
             batches.append(subject.costs())
     about = {"task": config.task["type"], "model": config.model["type"], "precision": config.precision.mode}

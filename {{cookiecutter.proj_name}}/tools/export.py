@@ -228,7 +228,7 @@ def main(argv: list[str]) -> int:
     out.parent.mkdir(parents=True, exist_ok=True)
     about, kind = description(trained, model, keys, form), type(model.model).__name__
     with (
-        error_context(lambda: f"in exporting {kind} to {form}; docs/tools/export.md says what a model may contain"),
+        error_context(f"in exporting {kind} to {form}; docs/tools/export.md says what a model may contain"),
         tempfile.TemporaryDirectory(dir=out.parent, prefix=".export.") as folder,
     ):
         partial = Path(folder, out.name)

@@ -13,11 +13,13 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from torch import Tensor, nn
 
 from common.checkpoint.folder import CheckpointFolder
 from common.checkpoint.resume import changes
 from common.run import record
 from tests.conftest import Runs, load
+from custom.models.conv_model import ConvModel
 
 COUNTED = r"code \(\d+ files\), config, \d+ packages, machine, data \(\d+ of \d+ samples read again: the same\)"
 ALONE = (
@@ -180,3 +182,29 @@ def test_a_stream(runs: Runs) -> None:
     message = resumed(runs, *words)
     assert message.startswith("this resume is bit-exact as far as compared: ")
     assert "; not compared: dataset.train: a stream, whose records cannot be read twice" in message
+
+
+class Attributes(ConvModel):
+    """Training changes `center`. `seen`, which it makes, is a cache; a hook computes `normed.weight`."""
+
+    def __init__(self) -> None:
+        super().__init__(width=4)
+        self.center = torch.zeros(())
+        self.size = torch.ones(())
+        self.edges = torch.eye(3).to_sparse()
+        self.normed = nn.utils.spectral_norm(nn.Linear(2, 2))
+
+    def forward(self, image: Tensor) -> Tensor:
+        self.seen = image
+        if self.training:
+            self.center = self.center + self.size
+            self.normed(torch.ones(2))
+        return super().forward(image)
+
+
+def test_an_attribute_that_is_a_tensor(runs: Runs) -> None:
+    """Named by a resume, which is not called bit-exact."""
+    words = ["--model", f"{{$REPLACE: true, type: {__name__}.Attributes}}"]
+    runs.train(*words)
+    expected = "sample-exact, not bit-exact (training changed center, and the checkpoint does not hold it)"
+    assert expected in resumed(runs, *words)

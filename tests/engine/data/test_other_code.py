@@ -10,9 +10,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset, default_collate, random_split
 
+from common.base.errors import UserError, with_notes
 from common.build import check_classes, seeded_dataset
 from common.config import resolve
-from common.config.registry import DATASET_REGISTRY, ORDER_REGISTRY
+from common.config.registry import DATASET_REGISTRY, METRIC_REGISTRY, ORDER_REGISTRY, import_path
 from common.data.keyed import KeyedBatches, find_collate
 from common.data.order import EpochOrder
 from common.distributed import Rank
@@ -129,3 +130,19 @@ def test_attributes_of_another_meaning() -> None:
     dataset: Any = Named(Path(), "train")
     assert check_classes({"type": "ConvModel"}, {"dataset.train": dataset}) == ()
     assert find_collate(dataset, None)([]) == "collated"
+
+
+def test_an_error_in_a_constructor() -> None:
+    """It names what was being built, since the text is of other code: no key of the config is in it."""
+    section = {"type": "torch.nn.Conv2d", "in_channels": 3, "out_channels": 4, "kernel_size": 3, "groups": 2}
+    with pytest.raises(ValueError, match="must be divisible by groups") as caught:
+        METRIC_REGISTRY.build(section)
+    assert with_notes(caught.value).endswith("\n  in building the metric torch.nn.Conv2d")
+
+
+def test_a_name_that_a_module_lacks() -> None:
+    """A close one, or those that it has."""
+    with pytest.raises(UserError, match=r"no attribute 'Liner'; did you mean Linear\?"):
+        import_path("torch.nn.Liner")
+    with pytest.raises(UserError, match=r"no attribute 'Network'; it has: JSONDecodeError, "):
+        import_path("json.Network")

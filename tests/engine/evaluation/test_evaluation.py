@@ -142,7 +142,7 @@ def test_an_error_on_one_rank_says_where(runs: Runs, clear: bool) -> None:
 
 def test_notes() -> None:
     """An error keeps its type and text, and gets a note of each place around it; the inner one first."""
-    with pytest.raises(KeyError) as caught, error_context(lambda: "in the house"), error_context(lambda: "in the room"):
+    with pytest.raises(KeyError) as caught, error_context("in the house"), error_context("in the room"):
         raise KeyError("lamp")
     assert vars(caught.value)["__notes__"] == ["in the room", "in the house"]
     assert with_notes(caught.value) == "'lamp'\n  in the room\n  in the house"

@@ -509,7 +509,7 @@ def test_a_model_that_does_not_fit_its_data(runs: Runs, capsys: pytest.CaptureFi
 
 def failure(error: BaseException) -> Failure:
     try:
-        with error_context(lambda: "here"), error_context(lambda: "and there"):
+        with error_context("here"), error_context("and there"):
             raise error
     except BaseException as raised:  # noqa: BLE001
         return describe(raised, Rank())

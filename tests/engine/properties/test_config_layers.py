@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from common.base.text import flat
 from common.config import ConfigError, dump, resolve, section
 from common.config.problem import DEFAULT, RESERVED
-from common.config.reading import plain_tree
+from common.config.reading import Reader
 from common.config.schema import suggest, walk
 from common.config.source import read_text
 from engine.properties.alike import same
@@ -137,7 +137,7 @@ def test_what_is_written_reads_back_equal(values: Any, flow: bool) -> None:
     node = read_text(text, lambda line: "")
     assert node is not None
     assert all(item.problem == "" for item in [node])
-    assert same(plain_tree(node), {"key": values})
+    assert same(Reader(node).values, {"key": values})
 
 
 @given(LAYERS)

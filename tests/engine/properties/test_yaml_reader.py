@@ -15,7 +15,7 @@ from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
 from common.config import ConfigError
-from common.config.reading import Reader, plain_tree
+from common.config.reading import Reader
 from common.config.source import Node, read_file, read_text, scalar
 from engine.properties.alike import same
 
@@ -55,7 +55,7 @@ def documented(text: str) -> Any:
 
 def ours(text: str) -> Any:
     node = read_text(text, origin)
-    return None if node is None else plain_tree(node)
+    return None if node is None else Reader(node).values
 
 
 NUMBERISH = st.text("0123456789+-.eE_:xobinfaINF ", min_size=1, max_size=9).map(str.strip).filter(bool)
@@ -278,5 +278,5 @@ def test_every_value_knows_its_line(tree: dict[str, Any], mark: bool) -> None:
         lines = [f"{key}: {json.dumps(value)}\n" for key, value in tree.items()]
         file.write_text("".join(lines), "utf-8-sig" if mark else "utf-8")
         node = read_file(file)
-    assert same(plain_tree(node), tree)
+    assert same(Reader(node).values, tree)
     assert [item.origin for item in node.value.values()] == [f"{file}:{at}" for at in range(1, len(tree) + 1)]

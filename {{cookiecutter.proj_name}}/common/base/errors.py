@@ -12,16 +12,18 @@ class UserError(ValueError):
 
 
 @contextmanager
-def error_context(describe: Callable[[], str]) -> Iterator[None]:
-    """Append `describe()` to the notes of an exception raised in the block, without changing its traceback.
+def error_context(note: str | Callable[[], str]) -> Iterator[None]:
+    """Append `note` to the notes of an exception raised in the block, without changing its traceback.
 
-    `describe` is called only then.
+    A function returns the note, and is called only then.
     """
     try:
         yield
     except Exception as error:
+        if callable(note):
+            note = note()
         notes = getattr(error, "__notes__", [])
-        vars(error)["__notes__"] = [*notes, describe()]  # as `add_note` of Python 3.11
+        vars(error)["__notes__"] = [*notes, note]  # as `add_note` of Python 3.11
         raise
 
 

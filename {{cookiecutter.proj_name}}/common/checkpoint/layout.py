@@ -1,7 +1,8 @@
 """The layout of a task's state: whether a freshly built task could load what this one saves."""
 
+import torch
 from loguru import logger
-from torch import nn
+from torch import Tensor, nn
 
 from common.base.errors import UserError
 from common.checkpoint.checksum import checksum
@@ -22,16 +23,17 @@ class Layout:
     def __init__(self, task: nn.Module) -> None:
         self._task = task
         self._entries = _entries(task)
-        self._unsaved = _unsaved(task)
+        self._unsaved = _unsaved(task)  # what is made later is a cache, such as a map of attention
+        self._checksums = self._read()
         self._warned = False
 
     def begin(self) -> None:
-        """Note the buffers that no checkpoint holds, after a trial of the task and before the first step.
+        """Note the tensors that no checkpoint holds, after a trial of the task and before the first step.
 
         Raises `UserError` as `check` does.
         """
         self.check()
-        self._unsaved = _unsaved(self._task)
+        self._checksums = self._read()
 
     def check(self) -> None:
         """Raise `UserError` if a freshly built task could not load the state of this one."""
@@ -49,17 +51,26 @@ class Layout:
         )
         raise UserError("\n".join(lines))
 
-    def lost_buffers(self) -> list[str]:
-        """Return the names of buffers that training has changed and no checkpoint holds; warns of them once."""
-        names = sorted(name for name, _ in _unsaved(self._task).items() - self._unsaved.items())
+    def lost_tensors(self) -> list[str]:
+        """Return the names of tensors that training has changed and no checkpoint holds; warns of them once."""
+        names = sorted(name for name, _ in self._read().items() - self._checksums.items())
         if names and not self._warned:
             self._warned = True
             logger.warning(
-                "training has changed buffers that are not saved: {}. A resume begins with those of a model that was "
-                "just built; unless each batch computes them, register them with persistent=True",
+                "training has changed tensors that are not saved: {}. A resume begins with those of a model that was "
+                "just built; unless each batch computes them, make them persistent buffers: register_buffer",
                 join_names(names, _SHOWN),
             )
         return names
+
+    def _read(self) -> dict[str, int]:
+        """Return checksums of the tensors that no checkpoint holds, by name."""
+        found = {}
+        for name, module, leaf in self._unsaved:
+            value = getattr(module, leaf, None)
+            if isinstance(value, Tensor) and value.layout == torch.strided:
+                found[name] = checksum(value)
+        return found
 
 
 def _entries(task: nn.Module) -> dict[str, str]:
@@ -73,10 +84,16 @@ def _entries(task: nn.Module) -> dict[str, str]:
     return entries
 
 
-def _unsaved(task: nn.Module) -> dict[str, int]:
-    """Return checksums of the buffers with `persistent=False`."""
-    found = {}
-    for name, module, leaf, buffer in named_buffers(task):
-        if buffer is not None and leaf in module._non_persistent_buffers_set:
-            found[name] = checksum(buffer)
+def _unsaved(task: nn.Module) -> list[tuple[str, nn.Module, str]]:
+    """Return where tensors are that no checkpoint holds: the full name, the module, the name there.
+
+    These are buffers with `persistent=False`, and plain attributes, unless a hook may compute them (weight norm).
+    """
+    found = []
+    for above, module in task.named_modules():
+        names = set(module._non_persistent_buffers_set)
+        if not module._forward_pre_hooks:
+            names.update(name for name, value in vars(module).items() if isinstance(value, Tensor))
+        for name in names:
+            found.append((f"{above}.{name}".removeprefix("."), module, name))
     return found

@@ -113,7 +113,7 @@ class RunState:
             "user": user,
             "ranks": self._state_of_ranks({**user, _DATA: states[_DATA]}),
             "differing": self.differing_buffers(),
-            "unsaved": self.layout.lost_buffers(),
+            "unsaved": self.layout.lost_tensors(),
             "random": random,
             "fingerprint": dict(self.fingerprint),
             "about": {**self.about, "classes": [str(name) for name in classes]},

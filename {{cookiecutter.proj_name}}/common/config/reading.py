@@ -121,8 +121,3 @@ class Reader:
         if rule:  # else the problem is that of a target
             self.problems.append(Problem(key, value, rule, hint, node.origin))
         return ABSENT
-
-
-def plain_tree(tree: Node) -> Any:
-    """Return a tree without a schema as plain data."""
-    return Reader(tree).values

@@ -10,9 +10,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from common.base.errors import UserError
+from common.base.errors import UserError, error_context
 from common.config.arguments import check_arguments, fit_arguments, is_foreign, parameters
-from common.config.problem import ABSENT, Problem, did_you_mean, shown_path, suggestion
+from common.config.problem import ABSENT, Problem, shown_path, suggestion
 
 F = TypeVar("F", bound=Callable[..., Any])
 Names = Collection[str]
@@ -127,7 +127,8 @@ class Registry:
             return partial(target, **arguments) if arguments else target  # it may have attributes
         supplied = self.find_supplied(target, given)
         arguments |= {name: value for name, value in provided.items() if name in supplied}
-        return target(**arguments)
+        with error_context(f"in building the {self.kind} {section['type']}"):
+            return target(**arguments)
 
     def check(
         self, section: Any, key: str, *, ignore: Names = (), default_type: str | None = None, mapped: Names = ()
@@ -237,8 +238,7 @@ def import_path(name: str) -> Callable[..., Any]:
     except Exception as error:
         said = f"{name} cannot be imported: {type(error).__name__}: {error}"
         if isinstance(error, AttributeError) and error.name:
-            known = {name: name for name in dir(error.obj)}
-            said += f"; {did_you_mean(error.name, known)}"
+            said += f"; {suggestion(error.name, dir(error.obj), 'it has')}"
         raise UserError(said) from error
     if not callable(target):
         raise UserError(f"{name} is {type(target).__name__}, not a class or function")

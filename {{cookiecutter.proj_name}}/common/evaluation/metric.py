@@ -135,7 +135,7 @@ class MetricDict:
     ) -> None:
         """Add a batch of the samples `indices` of the dataset. Raises `UserError` for a result of another length."""
         for name, metric in self._metrics.items():
-            with group_hidden(), error_context(lambda name=name: f"in metric.{name}"):  # type: ignore[misc]
+            with group_hidden(), error_context(f"in metric.{name}"):
                 given = [output, batch]
                 results: Results = {}
                 if name in self._inputs:
@@ -170,7 +170,7 @@ class MetricDict:
         rank = self._rank
         values: dict[str, float] = {}
         for name, metric in self._metrics.items():
-            with error_context(lambda name=name: f"in metric.{name}"):  # type: ignore[misc]
+            with error_context(f"in metric.{name}"):
                 value: Any = None
                 seed_all(0)  # for bootstrap samples and the like
                 if isinstance(metric, Metric):

@@ -89,11 +89,14 @@ class Meter:
         """Read the losses up to the last step. Waits for the device."""
         self._collect()
         raw: dict[str, float] = {}
-        smooth: dict[str, float] = {}
+        smooth = {}
+        window: _Sums = {}
         for (step, name), (total, count) in self._recent.items():
+            _add(window, (self._last, name), total, count)
             if step == self._last:
                 raw[name] = total / max(count, 1)
-                smooth[name] = _mean(self._recent, name)
+        for (_, name), (total, count) in window.items():
+            smooth[name] = total / max(count, 1)
         return Reading(raw, smooth)
 
     def _collect(self) -> None:
@@ -231,17 +234,6 @@ def to_floats(
     together = [value.to(scalars[0].device) for value in scalars]  # one may be a constant on the CPU
     values = iter(torch.stack(together).tolist() if together else [])
     return [{name: next(values) for name in step} for step in losses]
-
-
-def _mean(sums: _Sums, name: str) -> float:
-    """Return the mean of a loss over the samples of all steps."""
-    total = 0.0
-    count = 0.0
-    for (_, other), (one, samples) in sums.items():
-        if other == name:
-            total += one
-            count += samples
-    return total / max(count, 1)
 
 
 def _add(sums: _Sums, place: tuple[int, str], total: float, count: float) -> None:

@@ -21,10 +21,8 @@ class Average:
 
     is_active = False
 
-    def follow(self, model: nn.Module, optimizer: Optimizer | None = None) -> None:
+    def follow(self, model: nn.Module, optimizer: Optimizer) -> None:
         """Refuse an optimizer that averages the weights itself, since nothing here would switch it to them."""
-        if optimizer is None:
-            return
         for each in parts_of(optimizer):
             if hasattr(each, "train") and hasattr(each, "eval"):
                 kind = type(each).__name__

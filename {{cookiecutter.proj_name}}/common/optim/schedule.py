@@ -119,7 +119,7 @@ class Schedule:
         self._start = config.warmup_factor
 
         def in_steps(key: str, length: Any) -> int:
-            with error_context(lambda: f"in optim.lr_scheduler.{key} {length}"):
+            with error_context(f"in optim.lr_scheduler.{key} {length}"):
                 return Interval.parse(length, "epoch").in_steps(steps_per_epoch)
 
         warmup = in_steps("warmup", config.warmup)

@@ -44,7 +44,7 @@ class DistillationTask(Task):
         file = PROJECT / weights
         if not file.exists():
             file = Path(weights)
-        with error_context(lambda: "in loading task.weights; the first lines of the config say how to train a teacher"):
+        with error_context("in loading task.weights; the first lines of the config say how to train a teacher"):
             state = read_checkpoint(file)
         load_weights(trained, averaged_state_dict(state["model"], state), weights)
         self.teacher = fixed(trained)

@@ -114,8 +114,7 @@ class FirstBatch:
                 wrong.append(name)
         if "loss" not in wrong:
             return
-        wrong.sort(key=lambda name: name == "loss")  # the part that is the cause comes first
-        name = wrong[0]
+        name = min(wrong, key=lambda name: name == "loss")  # rather the part that is the cause
         logger.warning(
             "{} is not a mean over samples: {:.6g} for {} samples of {}, but {:.6g} as the mean of batches of two, so "
             "it depends on eval_batch_size, and training on optim.accumulate. {}",

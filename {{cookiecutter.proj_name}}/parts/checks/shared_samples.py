@@ -37,8 +37,8 @@ def warn_of_shared_samples(loaders: Mapping[str, Any], read: Mapping[str, Any]) 
         if first in ids and second in ids:
             shared = ids[first] & ids[second]
             if shared:
-                overlap = f"{len(shared)} of {len(ids[second])} samples are also in dataset.{first}"
-                overlap += f", such as {min(shared, key=str)}"
+                count = f"{len(shared)} of {len(ids[second])} samples"
+                overlap = f"{count} are also in dataset.{first}, such as {min(shared, key=str)}"
         elif first == "train" and first in read and second in read:
             overlap = _overlap(read[first], read[second])
         if overlap:

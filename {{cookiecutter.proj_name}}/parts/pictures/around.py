@@ -56,7 +56,7 @@ def draw_training(trainer: Trainer, gallery: Gallery) -> bool:
             return False
         if not isinstance(loaded, Mapping) or "image" not in loaded:
             return False
-    with evaluator.evaluating(), error_context(lambda: "in drawing pictures of training data"):
+    with evaluator.evaluating(), error_context("in drawing pictures of training data"):
         batch, output, _ = evaluator.measure(loaded)
         selection = gallery.begin(task, Rank(), "train")
         selection.add(task.post_process(output, batch), batch)

@@ -16,7 +16,7 @@ from common.checkpoint.resume import Change, changes
 from common.config import ABSENT, ConfigError, Problem
 from common.config.check import Checker
 from common.config.layers import merge
-from common.config.reading import plain_tree
+from common.config.reading import Reader
 from common.config.source import node_of
 from common.evaluation.loss import measured_losses
 from common.model.freeze import freeze
@@ -82,7 +82,7 @@ def settings_in(config: Any, number: int) -> Any:
 
 def _overlaid(schema: type, values: dict[str, Any], over: dict[str, Any]) -> Any:
     """Return the settings `values` with others laid over them. Raises `ConfigError`."""
-    laid = plain_tree(merge(node_of(values, "default"), node_of(over, "default"), schema))
+    laid = Reader(merge(node_of(values, "default"), node_of(over, "default"), schema)).values
     checker = Checker(schema, [], ())
     settings = checker.section(schema, laid)
     if checker.problems:
@@ -215,7 +215,7 @@ class Stages(WholeRun):
         Raises `UserError` if it does not fit; in the first stage, also if that of a later stage does not.
         """
         for number in range(1, 0 if self.number else len(self._ends)):
-            with error_context(lambda number=number: f"in stages[{number}]"):  # type: ignore[misc]
+            with error_context(f"in stages[{number}]"):
                 start = max(end or 0 for end in self._ends[:number])
                 self._schedule(settings_in(self._run, number).optim, start, self._ends[number], optimizer)
         return self._schedule(self.config.optim, self.start, self._ends[self.number], optimizer)
@@ -308,9 +308,9 @@ def check_stages(config: Any, task: Task) -> None:
     """Raise `UserError` if a pattern or group of a stage fits no weight, or if a stage leaves nothing to train."""
     for number in range(len(config.stages)):
         settings = settings_in(config, number)
-        with error_context(lambda number=number: f"in stages[{number}].optim"):  # type: ignore[misc]
+        with error_context(f"in stages[{number}].optim"):
             parameter_groups(settings.optim, task, task.groups())
-        with error_context(lambda number=number: f"in stages[{number}].freeze"):  # type: ignore[misc]
+        with error_context(f"in stages[{number}].freeze"):
             frozen = settings.prepare
             check_patterns(task, frozen)
             trained = (name for name, parameter in task.named_parameters() if parameter.requires_grad)

@@ -29,7 +29,7 @@ def build(dataset: Any, section: Mapping[str, Any], mode: str) -> Any:
     steps: list[Step] = []
     for number, spec in enumerate(section.get("transforms") or ()):
         where = f"dataset.{mode}: transforms[{number}] ({spec['type']})"
-        with error_context(lambda where=where: f"in {where}"):  # type: ignore[misc]
+        with error_context(f"in {where}"):
             try:
                 function = TRANSFORM_REGISTRY.build(spec, ignore=("key",))
             except (TypeError, ValueError) as error:

@@ -174,7 +174,7 @@ def test_a_buffer_that_is_not_saved(runs: Runs) -> None:
     words = ["--model", MODEL.format("Momentary"), *SAVES]
     runs.train(*words, "--progress.max_steps", "3")
     log = (runs.train(*words, "--progress.max_steps", "6", "--resume", "auto") / "train.log").read_text()
-    assert log.count("changed buffers that are not saved: mean. ") == 2  # by each of the two
+    assert log.count("changed tensors that are not saved: mean. ") == 2  # by each of the two
     assert "sample-exact, not bit-exact (training changed mean, and the checkpoint does not hold it)" in log
 
 

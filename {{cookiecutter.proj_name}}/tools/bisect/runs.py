@@ -15,7 +15,7 @@ from common.base.files import write_text
 from common.base.text import flat, number
 from common.checkpoint.resume import SAFE, Change, changes
 from common.config import dump
-from common.config.reading import plain_tree
+from common.config.reading import Reader
 from common.config.source import read_file
 from common.run.paths import PROJECT
 from tools.record.run import child_process, say
@@ -62,7 +62,7 @@ class Recorded:
         if not files.attempts:
             raise UserError(f"{folder} has no run.json; name the folder of a run, as in experiments/default")
         start = files.attempts[0]
-        return cls(files, start, plain_tree(read_file(files.path / start["config"])))
+        return cls(files, start, Reader(read_file(files.path / start["config"])).values)
 
     def code(self, step: str = "") -> Point:
         """Return the code that it ran."""

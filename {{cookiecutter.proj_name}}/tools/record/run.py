@@ -22,7 +22,7 @@ from common.config.arguments import as_list
 from common.config.layers import find_file, flatten
 from common.config.overrides import read_options
 from common.config.problem import ConfigError
-from common.config.reading import plain_tree
+from common.config.reading import Reader
 from common.config.source import read_text
 
 # What must be there on both sides: of the others, a run may have more, such as outputs of modules that are new.
@@ -125,7 +125,7 @@ def plugins_of(project: Path, options: Mapping[str, str | None]) -> list[str]:
     else:
         config = find_file("--config", options.get("--config") or "", project)
         nodes = [file.value.get("plugins") for file in flatten(config).values()]
-    lists = [plain_tree(node) or [] for node in nodes if node is not None]
+    lists = [Reader(node).values or [] for node in nodes if node is not None]
     plugins: list[str] = as_list(lists[-1], list[str]) if lists else []
     return plugins
 

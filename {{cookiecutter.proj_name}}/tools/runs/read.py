@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from common.base.text import flat
-from common.config.reading import plain_tree
+from common.config.reading import Reader
 from common.config.source import read_file
 from common.run.paths import RunPaths
 
@@ -76,7 +76,7 @@ def read_run(folder: Path) -> RunFiles:
     config = paths.config_file
     if run.attempts:
         config = folder / run.attempts[-1].get("config", config.name)
-    run.config = tried(config, lambda file: flat(plain_tree(read_file(file))), {})
+    run.config = tried(config, lambda file: flat(Reader(read_file(file)).values), {})
     run.records = tried(paths.metrics_file, read_metrics, [])
     status = tried(paths.status_file, lambda file: dict(json.loads(file.read_text())), {})
     run.state = status.get("state", "running")

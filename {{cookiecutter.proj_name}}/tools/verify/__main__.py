@@ -32,13 +32,12 @@ def main(argv: list[str]) -> int:
     again = recorded(rows, end)
     different = [line for kind, values in trained.items() for line in differences(kind, values, again[kind], values)]
     found = compare(segment.end["fingerprint"], end["fingerprint"])
-    causes = found.samples + found.bits
     what = ", ".join(f"{len(values)} {kind}" for kind, values in trained.items())
     if different:
         print("\n  ".join([f"differs: compared {what}; A is the run, B its replay", *different]))
     else:
         print(f"verified: {what} are equal to the last bit")
-    for title, lines in (("changed since the run", causes), ("not compared", found.unknown)):
+    for title, lines in (("changed since the run", found.samples + found.bits), ("not compared", found.unknown)):
         if lines:
             print("\n  ".join([f"{title}:", *lines]))
     print(f"also compared: {', '.join(found.compared)}")

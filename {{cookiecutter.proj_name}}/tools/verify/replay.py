@@ -65,7 +65,6 @@ def read_segment(paths: RunPaths, name: str | None) -> Segment:
         raise UserError(f"{paths.root} is not the folder of a run, such as experiments/default")
     if is_held(paths.lock_file):
         raise UserError(f"{paths.root} is in use by {paths.lock_file.read_text()}; verify the run when that has ended")
-    rows = read_metrics(paths.metrics_file)
     kept = read_kept(paths)
     last = max(kept)
     _, end = kept.pop(last)
@@ -85,15 +84,15 @@ def read_segment(paths: RunPaths, name: str | None) -> Segment:
     if hindrances[name]:
         raise UserError(f"--from {name}: {hindrances[name]}")
     first, state = starts[name]
-    rows = [row for row in rows if (first or -1) < row["step"] <= last]  # 0: evaluations before the first step
+    rows = [row for row in read_metrics(paths.metrics_file) if (first or -1) < row["step"] <= last]  # 0: before step 1
     return Segment(paths, name, first, last, state, end, rows, attempts[-1])
 
 
 def read_kept(paths: RunPaths) -> dict[int, tuple[Path, State]]:
     """Read the checkpoints by step. Raises `UserError` if there is none."""
     kept: dict[int, tuple[Path, State]] = {}
-    files = sorted(paths.checkpoints.glob("[!ad]*.pt"))  # neither abandoned_*.pt nor damaged_*.pt
-    for file in sorted(files, key=lambda file: file.name == "latest.pt"):  # it replaces an older one of its step
+    files = paths.checkpoints.glob("[!ad]*.pt")  # neither abandoned_*.pt nor damaged_*.pt
+    for file in sorted(files, key=lambda file: (file.name == "latest.pt", file)):  # latest.pt replaces its equals
         state = read_checkpoint(file)
         kept[state["position"]["step"]] = file, state
     if not kept:
@@ -139,18 +138,17 @@ def config_in(state: State) -> dict[str, Any]:
 def replay_config(segment: Segment, folder: Path) -> dict[str, Any]:
     """Return the config of the replay in `folder`: the run's own, with as many processes."""
     values = config_in(segment.start)
-    device = segment.attempt["machine"]["device"]
     if segment.first:
         values |= {"resume": str(segment.paths.checkpoints / segment.name), "allow_changes": True}
     elif segment.paths.contains(values["resume"]):
         values["resume"] = None
     ranks = segment.end["fingerprint"]["ranks"]
-    on_cpu = device.startswith("cpu") or not torch.accelerator.is_available()
+    on_cpu = segment.attempt["machine"]["device"].startswith("cpu") or not torch.accelerator.is_available()
     if on_cpu or ranks > 1:
         values["gpu_ids"] = -1 if on_cpu else list(range(ranks))
     values["dist"] |= {"random_seed": segment.end["about"]["seed"], "launcher": "auto", "processes": ranks}
-    values["dir"] |= {"runs_dir": str(folder)}
-    values["monitor"] |= {"writers": []}
+    values["dir"]["runs_dir"] = str(folder)
+    values["monitor"]["writers"] = []
     return values | {"name": "replay", "plugins": [*values["plugins"], "tools.verify.replay.stop_at_end"]}
 
 
