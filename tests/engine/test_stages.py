@@ -137,7 +137,7 @@ def test_two_updates_on_two_ranks(runs: Runs) -> None:
         (["[{until: 1epoch}, {batch_size: 3}]"], ["stages[1].batch_size = 3", "unknown key"]),
         (["[{until: 1epoch}, {optim: {lrr: 1}}]"], ["stages[1].optim.lrr", "did you mean optim.lr?"]),
         (["[{until: 1epoch}, {optim: {lr: -1}}]"], ["stages[1].optim.lr = -1", "greater than 0"]),
-        (["[{until: 1epoch, optim: {lr_scheduler: cosine}}, {}]"], ["lr_scheduler = 'cosine'", "must be an object"]),
+        (["[{until: 1epoch, optim: {lr_scheduler: cosine}}, {}]"], ["lr_scheduler = 'cosine'", "must be a mapping"]),
         (["[{until: 1epoch, optim: {lr_scheduler: {tmax: 0}}}, {}]"], ["lr_scheduler.tmax = 0", "must be above 0"]),
         (["[{until: soon}, {}]"], ["stages[0].until = 'soon'", "plateau"]),
         (["[{until: 0}, {}]"], ["stages[0].until = 0", "needs an end"]),

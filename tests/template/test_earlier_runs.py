@@ -59,7 +59,7 @@ def test_a_run_of_an_earlier_version(project: Path, tmp_path: Path, commit: str)
     call(project, str(RUN / "job.sh"), "--progress.max_steps", "1", program="sh")
 
     said = call(project, "train.py", "--resume", str(RUN), "--progress.epoch", "3")
-    assert "after epoch 2, sample 0, step 20" in said
+    assert "at step 20, 0 samples into epoch 3" in said
     for event, steps in (("train", {25, 30}), ("val", {30}), ("eval", {30})):
         then = measured(KEPT / commit / "continued.jsonl", event)
         now = measured(project / RUN / "metrics.jsonl", event)

@@ -1,5 +1,6 @@
 """The command line of the programs: `--config`, keys of the config, `--debug`, `--help`, `--list`, `--print-config`."""
 
+import signal
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
@@ -30,7 +31,7 @@ def parse(
     `default` is the file used without `--config`, unless the config of a run is `stored` at `origin`. `--help`,
     `--print-config` and `--list` print and raise `SystemExit(0)`. Raises `UserError` for mistakes.
     """
-    options, _ = read_options(argv)
+    options, problems = read_options(argv)
     if "--help" in options:
         _print_and_stop(help_text(schema, prog, str(default or "none")))
     if "--list" in options:
@@ -43,7 +44,7 @@ def parse(
         files = []
     if files in ([None], [""]):
         hint = f"{prog} --config configs/default.yaml, or --resume experiments/NAME; {prog} --help shows every key"
-        raise ConfigError([Problem("--config", ABSENT, "needs a file", hint)])
+        raise ConfigError([*problems, Problem("--config", ABSENT, "needs a file", hint)])
     if "--debug" in options:
         files.append(PROJECT / "configs" / "debug.yaml")
     resolved = resolve(schema, files, argv, stored=stored, origin=origin)
@@ -79,5 +80,6 @@ def table(registry: Registry) -> str:
 
 
 def _print_and_stop(text: str) -> NoReturn:
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # the reader may be gone: `| head`
     print(text)
     raise SystemExit(0)

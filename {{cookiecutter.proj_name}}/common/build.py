@@ -158,9 +158,9 @@ def build_evaluation(config: RunConfig, split: str, rank: Rank) -> list[Evaluati
 def seeded_dataset(config: RunConfig, split: str, name: str, section: Mapping[str, Any], rank: Rank) -> Any:
     """Build a dataset; its name is "" if it is the only one of its split.
 
-    The constructors of all sets draw the same random numbers, so each divides the same data alike (`random_split`).
+    The constructors of all sets draw the same random numbers, so each splits the data in the same way (`random_split`).
 
-    Raises `UserError` if its size differs between ranks, such as in an incomplete copy.
+    Raises `UserError` if its size differs between ranks, for example because one copy is incomplete.
     """
     full_name = label(split, name)
     set_seed(mix(config.dist.random_seed, 1))

@@ -34,19 +34,6 @@ def are_finite(tensors: Sequence[Tensor]) -> bool:
     return bool(torch.stack([value.isfinite() for value in largest]).all())
 
 
-def have_finite_gradients(parameters: Sequence[Tensor]) -> bool:
-    """Return whether the gradients of parameters on the CPU have finite norms, each by itself: faster than that of all.
-
-    False also for those on a device, and for sparse and sharded ones.
-    """
-    total = 0.0
-    for gradient in [p.grad for p in parameters if p.grad is not None]:
-        if type(gradient) is not Tensor or not gradient.is_cpu or gradient.layout != torch.strided:
-            return False
-        total += torch.linalg.vector_norm(gradient).item()  # reading each at once saves 1 % of a small step
-    return math.isfinite(total)
-
-
 class LossCheck:
     """Ends the run when a loss or a gradient of this process is not finite.
 
@@ -76,8 +63,6 @@ class LossCheck:
         A loss on a device, which is read later, may be the cause.
         """
         if norm is None:
-            if have_finite_gradients(trained):
-                return
             norm = gradient_norm(trained, here=True)
         if norm.is_cpu and self._loss_is_read:
             if not math.isfinite(norm.item()):
@@ -87,8 +72,8 @@ class LossCheck:
 
     def bad_gradient(self, at: Position, update: str, norm: float) -> TrainingError:
         """Return the error for a gradient that is not finite though the losses are: it is the sum over all samples."""
-        samples = set(self._stream.samples(at, everywhere=True))
-        where = f"of step {at.step + 1}{sample_text(sorted(samples))}"
+        samples = dict.fromkeys(self._stream.samples(at, everywhere=True))
+        where = f"of step {at.step + 1}{sample_text(list(samples))}"
         if update != "all":
             where = f"of update {update} {where}"
         return not_finite(f"the gradient {where}, has the norm {norm:g}, though the mean loss is finite", self._saver)
@@ -146,7 +131,7 @@ class StepGuard(Protocol):
     """The seat `guard` of an optimizer step: judges each update before the optimizer, in place of `LossCheck`.
 
     Attributes:
-        may_be_new: a run may resume with a guard that its checkpoint knows nothing of.
+        may_be_new: a run may resume with a guard of which its checkpoint has no state.
     """
 
     may_be_new: bool

@@ -203,7 +203,7 @@ class Triggers:
 
         After the last step, all that are not "never".
         """
-        if after.epoch >= self._epochs or after.step >= self._steps:  # `is_over`, without a call in each step
+        if self.is_over(after):
             return Due._make([*map(bool, self.intervals), True])
         return Due(*are_due(self.intervals, before, after))
 

@@ -234,7 +234,7 @@ class RunContext:
             level = "WARNING"
         text = failure.text()
         is_ours = self.folder is None or self.folder.lock.is_in_place()  # else another run may have its name
-        if is_trained and is_ours and failure.code != EXIT_INTERRUPTED:  # its summary has said it
+        if is_trained and is_ours and failure.code != EXIT_INTERRUPTED:  # the summary has said it
             again = self.paths.resume_command(self.argv[0])
             if again:
                 text += f"\nto resume:  {again}"

@@ -143,7 +143,7 @@ class OptimizerStep:
             weight, count = weights[number]
             context: AbstractContextManager[None] = _NOTHING
             # A single full micro-batch has nothing to postpone or to undo. Size 0: borrowed samples, so that all
-            # processes compute as many micro-batches.
+            # processes compute the same number of micro-batches.
             if last > 0 or sizes[number] == 0 or self.separate_micro_batches:
                 context = self._micro_batch(update, number == last, sizes[number])
             with context:
@@ -228,7 +228,7 @@ class OptimizerStep:
 
     def _count(self, step: Step) -> list[tuple[float, int]]:
         """Weigh the micro-batches by the items that the task counts. Every process must call this."""
-        counts: list[int] = []
+        counts = []
         for batch, weight in zip(step.batches, step.global_batch.weights, strict=True):
             count = self.task.count(batch)
             if count is None:

@@ -110,7 +110,7 @@ class Task(ModelHolder, ABC):
         return None
 
     def after_step(self) -> None:
-        """Called after every step with no skipped update, such as to update a teacher or a queue."""
+        """Called after every step with no skipped update, to update a teacher or a queue; `at` is where it began."""
 
     def updates(self) -> Sequence[str]:
         """Name the updates of this step, in order. Every update is an optimizer step on all batches of the step."""

@@ -43,8 +43,8 @@ class Trainer:
 
     # Seats: what parts/NAME may replace; without that folder, an object of the type named here.
     # To delete a part: rm -r parts/NAME tests/parts/NAME docs/parts/NAME.md.
-    stage: WholeRun  # the settings in force: common/stage.py
-    average: Average  # the weights that are evaluated: common/optim/average.py
+    stage: WholeRun  # the settings in force: common/stage.py; parts/stages
+    average: Average  # the weights that are evaluated: common/optim/average.py; a moving average in parts/
 
     # What is trained, how, and on what. A new stage replaces those from `parameters` on.
     task: Task
@@ -53,7 +53,7 @@ class Trainer:
     parameters: list[nn.Parameter]
     optimizer: Optimizer
     schedule: Schedule
-    optimizer_step: OptimizerStep  # the seat `step`, with the seat `guard`: common/finite.py
+    optimizer_step: OptimizerStep  # the seat `step` (common/step.py), with the seat `guard` (common/finite.py)
 
     # When things happen, and results.
     triggers: Triggers
@@ -224,7 +224,7 @@ class Trainer:
             self.state.layout.check()
         check_trained(self.task, self.parameters)
         self.saver.check()
-        metrics: dict[str, float] = {}
+        metrics = {}
         if self.config.progress.train_metric:
             metrics = self.evaluator.metrics(step)
         self.monitor.train(self.at, self.optimizer, self.optimizer_step.norm(), metrics, self.scaled.read())
@@ -356,7 +356,7 @@ class Trainer:
         self.move_to(at)
         self.saver.saved_step = at.step
         self.saver.folder.source = path
-        logger.info("resuming {} after epoch {}, sample {}, step {}", path, at.epoch, at.sample, at.step)
+        logger.info("resuming {} at step {}, {} samples into epoch {}", path, at.step, at.sample, at.epoch + 1)
         level = "INFO"
         if NOT_EXACT in report:
             level = "WARNING"

@@ -74,9 +74,8 @@ def export(weights: Mapping[str, Any], path: Path) -> None:
                 tensors[name] = value.contiguous().clone()
             else:
                 print(f"not in {path}, which holds tensors only: {name}")
-        data = save(tensors)
         with atomic_file(path) as file:
-            file.write(data)
+            file.write(save(tensors))
     else:
         with atomic_file(path) as file, full_disk_named():
             torch.save(weights, file)

@@ -332,7 +332,7 @@ def main(argv: list[str]) -> int:
     if target.exists():
         raise UserError(f"--out {folder} has {target.name} already; name another folder, or delete that file")
     done = 0
-    skipped: list[str] = []
+    skipped = []
     batches = predictor.run(files, pictures=options.pictures)
     folder.mkdir(parents=True, exist_ok=True)
     with atomic_file(target) as file, tqdm(total=len(files), unit="file", disable=None) as bar:

@@ -1,6 +1,8 @@
 """Mistakes that users make: each ends with one clear screen of text, no traceback, and an exit code that is not 0."""
 
 import shutil
+import signal
+import subprocess
 import sys
 from pathlib import Path
 
@@ -453,3 +455,27 @@ def test_ordinary_aliases_and_merge_keys(tmp_path: Path) -> None:
     val = resolve(Config, [file]).config.dataset.val
     assert val is not None and len(val) == 102
     assert [val[name]["eval_batch_size"] for name in ("first", "second", "s99")] == [32, 64, 32]
+
+
+def test_a_config_without_its_option() -> None:
+    """Both mistakes are named: the word that was typed, and the option that is missing."""
+    done = run([sys.executable, "train.py", "configs/default.yaml"])
+    assert done.returncode == 2
+    assert "unexpected argument 'configs/default.yaml'; write --key value" in done.stderr
+    assert "--config\n      needs a file" in done.stderr
+
+
+def test_an_option_without_its_value(error_of: ErrorOf) -> None:
+    text = error_of("--optim.lr")
+    assert " optim.lr (command line: --optim.lr) needs a value" in text
+
+
+@pytest.mark.parametrize("option", ["--list", "--help", "--print-config"])
+def test_a_reader_that_leaves_early(option: str) -> None:
+    """As `| head -1` does: no error is printed."""
+    words = [sys.executable, "train.py", "--config", str(CONFIG), option]
+    started = subprocess.Popen(words, cwd=PROJECT, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert started.stdout is not None and started.stderr is not None
+    started.stdout.close()
+    assert started.stderr.read() == b""
+    assert started.wait() == -signal.SIGPIPE

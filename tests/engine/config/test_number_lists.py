@@ -101,7 +101,7 @@ def test_in_a_file_with_and_without_quotes(tmp_path: Path) -> None:
         (["--model.widths", "1.5,2"], "must be a valid integer"),
         (["--model.size", "1,2,3"], "at most 2 items"),
         (["--model.size", "1,"], "Field required"),
-        (["--model.nested", "1,"], "must be a valid array"),
+        (["--model.nested", "1,"], "must be a list"),
         (["--batch_size", "64,64"], "must be a valid integer"),
         (["--optim.lr", "0,5"], "optim.lr = '0,5'"),
         (["--num_workers", "1,"], "must be a valid integer"),

@@ -43,7 +43,7 @@ def test_mistakes_in_the_config_are_reported_together(error_of: ErrorOf) -> None
     )  # fmt: skip
     assert "4 problems" in text
     assert "dataset.train.transforms[0].type = 'Normalise'" in text and "did you mean Normalize?" in text
-    assert "dataset.train.transforms[1].mean = 0" in text and "must be a valid array" in text
+    assert "dataset.train.transforms[1].mean = 0" in text and "must be a list" in text
     assert "dataset.val.transforms = 'Normalize'" in text and "must be a list of sections" in text
     assert "loader.collate.alhpa = 1" in text and "did you mean alpha?" in text
 

@@ -34,7 +34,8 @@ def test_checkpoints_that_are_elsewhere_or_are_none(runs: Runs, capsys: pytest.C
     )
 
     missing = first / "checkpoints" / "bets.pt"
-    assert evaluated(missing).startswith(f"error: there is no checkpoint {missing}; its folder has: best.pt, latest.pt")
+    said = f"error: there is no checkpoint {missing}; in {missing.parent}: best.pt, latest.pt"
+    assert evaluated(missing).startswith(said)
 
     pickled = runs.root / "model.pt"
     torch.save(nn.Linear(2, 2), pickled)

@@ -4,6 +4,7 @@ import math
 import os
 import re
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from typing import Any
 from unittest.mock import Mock
 
@@ -240,17 +241,19 @@ def test_nothing_of_it_is_saved(runs: Runs) -> None:
 def test_which_gradients_are_finite(dtype: torch.dtype, last: float, is_finite: bool) -> None:
     """A parameter without a gradient counts for nothing."""
     weights = [nn.Parameter(torch.zeros(4, dtype=dtype)) for _ in range(3)]
-    assert finite.have_finite_gradients(weights)
+    check = finite.LossCheck(Mock(), Mock(), Mock())
+    check._stream.samples.return_value = [3]  # type: ignore[attr-defined]
+    check.gradients(Position(), "all", weights, None)
     weights[0].grad = torch.ones(4, dtype=dtype)
     weights[1].grad = torch.tensor([1e-40, -0.0, 1e18, last], dtype=dtype)
-    assert finite.have_finite_gradients(weights) == is_finite
+    with nullcontext() if is_finite else pytest.raises(TrainingError, match="the gradient of step 1"):
+        check.gradients(Position(), "all", weights, None)
 
 
 def test_gradients_whose_squares_overflow() -> None:
     """Adam would divide by the infinite mean of their squares from then on: its weights would never change again."""
     weight = nn.Parameter(torch.zeros(2))
     weight.grad = torch.full((2,), 1e21)
-    assert not finite.have_finite_gradients([weight])
     check = finite.LossCheck(Mock(), Mock(), Mock())
     check._stream.samples.return_value = [3]  # type: ignore[attr-defined]
     with pytest.raises(TrainingError, match="the gradient of step 1, of train samples 3, has the norm inf"):
@@ -266,8 +269,7 @@ def test_which_weights_are_finite() -> None:
     assert not finite.are_finite([torch.tensor([0.0, -torch.inf])])
 
 
-def test_sparse_gradients_are_left_to_their_norm() -> None:
+def test_sparse_gradients() -> None:
     table = nn.Embedding(5, 3, sparse=True)
     table(torch.tensor([1])).sum().backward()
-    assert not finite.have_finite_gradients([table.weight])
     finite.LossCheck(Mock(), Mock(), Mock()).gradients(Position(), "all", [table.weight], None)

@@ -1,5 +1,6 @@
 """Mistakes that end no run: what the log says of them before training, or after the first validations."""
 
+import copy
 import re
 import shutil
 from pathlib import Path
@@ -13,6 +14,7 @@ from common.task import Task
 from tests.conftest import ErrorOf, Runs
 from tests.data.test_images import images
 from custom.datasets.digits_dataset import DigitsDataset
+from custom.models.conv_model import ConvModel
 
 HERE = "engine.failure.test_silent_mistakes"
 
@@ -58,6 +60,24 @@ class Weighted(nn.Module):
         return (weight[label] * nn.functional.cross_entropy(logits, label, reduction="none")).mean()
 
 
+class Momentum(ConvModel):
+    """Its second encoder follows the first one in every forward pass, as MoCo's own code has it."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.how, self.follower = how, copy.deepcopy(self.head).requires_grad_(False)
+
+    @torch.no_grad()
+    def forward(self, image: Tensor) -> Tensor:
+        for own, other in zip(self.head.parameters(), self.follower.parameters(), strict=True):
+            if self.how == "data":
+                other.data = other.data * 0.9 + own.data * 0.1
+            elif self.training or self.how == "in place":
+                other.lerp_(own, 0.1)
+        with torch.enable_grad():
+            return super().forward(image)
+
+
 class Numbers:
     """A number to predict for each sample, in a shape that broadcasts against the prediction."""
 
@@ -85,6 +105,10 @@ def weighted(*given: str) -> list[str]:
     return ["--loss", f"{{$REPLACE: true, mine: {{type: {HERE}.Weighted, {', '.join(given)}}}}}"]
 
 
+def momentum(how: str) -> list[str]:
+    return ["--model", f"{{$REPLACE: true, type: {HERE}.Momentum, how: {how}}}"]
+
+
 SEQUENTIAL = ["--loader.order", "{type: sequential}"]
 ELEVEN = ["--model.classes", "11"]
 CASES: list[tuple[list[str], list[str]]] = [
@@ -93,6 +117,8 @@ CASES: list[tuple[list[str], list[str]]] = [
     (mine("not a number", "val"), ["Loss of the first batch is nan", "`image` is not finite in sample 3, 7"]),
     (mine("val is train", "train", "val"), ["samples checked are also in dataset.train"]),
     (["--model", f"{{type: {HERE}.probabilities}}"], ["eval: `logits` are probabilities already"]),
+    (momentum("data"), ["the forward pass changes follower.2.weight, follower.2.bias in evaluation too"]),
+    (momentum("in place"), ["pass changes follower.2.weight, follower.2.bias in evaluation too"]),
     (weighted("mean: weights"), ["mine is not a mean over samples", "docs/evaluation.md, Losses"]),
 ]  # fmt: skip
 
@@ -111,6 +137,7 @@ def test_what_the_log_says(runs: Runs, words: list[str], parts: list[str]) -> No
     [
         mine("none", "train", "val", "eval"),
         [*mine("none", "train"), *SEQUENTIAL],
+        [*momentum("in training"), "--optim.ema.decay", "0.9"],
         weighted("mean: samples"),
         weighted("mean: noise"),
         [*mine("none", "train", "val", "eval"), *weighted("mean: names")],
@@ -172,9 +199,9 @@ def test_classes_in_the_log(runs: Runs, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "part"),
     [
-        (["--gpu_ids", "cpu"], "must be a valid integer or a valid array or 'all' or 'mps'"),
+        (["--gpu_ids", "cpu"], "must be a valid integer or a list or 'all' or 'mps'"),
         (["--model.type", "no_such_package.Net"], "No module named 'no_such_package'"),
-        (["--optim", "lr:0.1"], "must be an object"),
+        (["--optim", "lr:0.1"], "must be a mapping"),
         (
             ["--model", f"{{type: {HERE}.ten_classes, num_classes: 3}}"],
             "model.num_classes is 3, but dataset.train",

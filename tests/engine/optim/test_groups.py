@@ -252,7 +252,7 @@ def test_a_rate_of_its_own_as_in_torch(optim: Callable[[str], OptimConfig]) -> N
             ["optim.groups[0].lr_mul", "did you mean optim.groups[0].lr_mu"],
         ),
         ("--optim.groups=[{match: head.*, lr_mult: 0}]", ["optim.groups[0].lr_mult = 0", "greater than 0"]),
-        ("--optim.groups=[head.*]", ["optim.groups[0]", "must be an object"]),
+        ("--optim.groups=[head.*]", ["optim.groups[0]", "must be a mapping"]),
         ("--optim.groups=[{match: features.*, name: a}, {match: head.*, name: a, lr_mult: 2}]", ["are called a"]),
         ("--optim.no_decay=[haed.2.*]", ["optim.no_decay: haed.2.* matches none", "did you mean head.2"]),
     ],

@@ -23,7 +23,8 @@ from common.run.record import describe_start, environment_text
 from common.run.status import FolderLock, read_status, write_status
 import train
 from evaluate import eval_dir
-from tests.conftest import PROJECT, Runs
+from tests.conftest import PROJECT, Runs, load
+from tests.ranks import start_ranks
 
 
 @pytest.fixture
@@ -116,21 +117,28 @@ def test_the_status_before_a_refused_resume_is_no_news(runs: Runs) -> None:
 
 
 def test_a_run_that_is_refused_keeps_the_earlier_one(runs: Runs) -> None:
-    """Its mistake is found before the first step, but after the earlier run was moved, where it stays complete."""
+    """Its mistake is found before the first step, but after the earlier run was moved, which gets its name back."""
     folder = runs.train()
     before = {path.relative_to(folder): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-    assert runs.fail(*runs.words("--optim.no_decay", "[nothing.*]", "--optim.weight_decay", "0.1")) == 2
-    (moved,) = runs.root.glob("run_*")
-    assert {path.relative_to(moved): path.read_bytes() for path in moved.rglob("*") if path.is_file()} == before
+    for failed in ("run_failed", "run_failed-2"):
+        assert runs.fail(*runs.words("--optim.no_decay", "[nothing.*]", "--optim.weight_decay", "0.1")) == 2
+        assert {path.relative_to(folder): path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
+        log = (runs.root / failed / "train.log").read_text()
+        assert f"{folder} is the earlier run again; the failed one is now {runs.root / failed}" in log
+        assert "nothing.* matches none" in log
+        assert not list(runs.root.glob("*/run.lock"))
+    assert sorted(path.name for path in runs.root.iterdir()) == ["run", "run_failed", "run_failed-2"]
 
 
 def test_a_crash_before_the_first_step_keeps_its_files(runs: Runs) -> None:
-    """What it left behind may be needed to find the cause; the earlier run stays where it was moved."""
-    runs.train()
-    runs.fail("--plugins", "[engine.run.test_run_folder:crash]")
-    names = sorted(path.name for path in runs.root.iterdir() if path.is_dir())
-    assert len(names) == 2 and names[0] == "run" and names[1].startswith("run_20")
-    assert "a mistake in a plugin" in (runs.root / "run" / "train.log").read_text()
+    """What it left behind may be needed to find the cause; the earlier run has its name again, and can be resumed."""
+    runs.train("--progress.max_steps", "1")
+    ended = start_ranks(runs.root, 2, runs.words("--plugins", "[engine.run.test_run_folder:crash]"))
+    assert all(ended.codes)
+    assert sorted(path.name for path in runs.root.iterdir() if path.is_dir()) == ["run", "run_failed"]
+    assert "a mistake in a plugin" in (runs.root / "run_failed" / "train.log").read_text()
+    runs.train("--resume", "auto", "--progress.max_steps", "2")
+    assert load(runs.root / "run")["position"]["step"] == 2
 
 
 def test_a_resume_that_crashes_before_its_first_step_leaves_the_config_of_the_run(runs: Runs) -> None:

@@ -130,7 +130,7 @@ def load_archive(path: Path, *, verify: bool = True) -> Any:
             return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
         others = join_names(sorted(file.name for file in path.parent.glob("*.pt")))
-        raise CheckpointError(f"there is no checkpoint {path}; its folder has: {others or 'none'}") from error
+        raise CheckpointError(f"there is no checkpoint {path}; in {path.parent}: {others or 'none'}") from error
     except Exception as error:
         refused = _read_error(error)
         if refused:

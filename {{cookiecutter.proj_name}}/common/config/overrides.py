@@ -76,10 +76,9 @@ def _value(name: str, option: Option, annotation: Any) -> Node:
     """
     text, origin = option
     if text is None:
-        problem = f"needs a value; write a value that starts with a dash as {name}=-x"
         if admits(annotation, bool, Any):
-            problem = ""
-        return Node(True, origin, problem=problem)
+            return Node(True, origin)
+        return Node(ABSENT, origin, problem=f"needs a value; write a value that starts with a dash as {name}=-x")
     as_text = only_text(annotation)
     if text.startswith(("'", '"')) or (text.startswith(("[", "{")) and not as_text):
         try:

@@ -65,7 +65,7 @@ class ConfigError(UserError):
 
 
 def problems_of(key: str, value: Any, error: ValidationError) -> Iterator[Problem]:
-    """Yield what pydantic says of the `value` at `key`, or of its items: "must be a valid integer or a valid array".
+    """Yield what pydantic says of the `value` at `key`, or of its items: "must be a valid integer or a list".
 
     Of a union's alternatives, those that got the furthest into the value count.
     """
@@ -79,7 +79,7 @@ def problems_of(key: str, value: Any, error: ValidationError) -> Iterator[Proble
 
 def _rule(errors: Sequence[ErrorDetails]) -> str:
     rules = dict.fromkeys(each["msg"].removeprefix("Input should be ") for each in errors)
-    rule = " or ".join(rules)
+    rule = " or ".join(rules).replace("a valid array", "a list").replace("an object", "a mapping")
     if errors[0]["type"] == "value_error":  # from a validator
         rule = str(errors[0]["ctx"]["error"])
     elif not rule[0].isupper():

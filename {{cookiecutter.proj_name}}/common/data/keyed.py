@@ -58,13 +58,14 @@ class KeyedBatches:
             items = self.items(epoch, indices)
             self._seed(mix(self.seed, epoch, indices[0], _BATCH))
             batch = make_batch(self.collate, items, self.dataset, indices)
-        if is_first and self._finds_more():  # generators that this batch made: read it again, seeded
+        if is_first and self._finds_more():  # generators that `collate` made: read again, seeded
             return self.__getitems__(key)
         return batch
 
     def items(self, epoch: int, indices: list[int]) -> list[Any]:
         """Read samples of an epoch, which draws from the global generators."""
-        if epoch != self.epoch:
+        is_first = epoch != self.epoch
+        if is_first:
             self.epoch = epoch
             self._begin(epoch)
         dataset = self.dataset
@@ -81,6 +82,8 @@ class KeyedBatches:
         except Exception as error:
             name = f"sample {index % size} of {kind_of(dataset)}"
             raise RuntimeError(f"{name} cannot be read: {type(error).__name__}: {error}") from error
+        if is_first and is_random and self._finds_more():  # generators that samples made: read again, seeded
+            return self.items(epoch, indices)
         return items
 
     def _begin(self, epoch: int) -> None:

@@ -26,8 +26,8 @@ Indices = np.ndarray[Any, Any]
 class EpochOrder:
     """The samples of each epoch, by a function `(size, seed, epoch, dataset) -> indices`, called with these.
 
-    It may leave out samples and repeat others, but every epoch must have as many. Calls with the same arguments must
-    return the same indices, in any process: from the global generators, which are seeded, or without randomness.
+    It may leave out samples and repeat others, but every epoch must have the same number. Calls with the same arguments
+    must return the same indices, in any process: from the global generators, which are seeded, or without randomness.
 
     Attributes:
         size: samples of an epoch.
@@ -64,8 +64,8 @@ class EpochOrder:
             now = len(self.dataset)
             if now != size:
                 raise UserError(
-                    f"the length of {kind_of(self.dataset)} changed from {size} to {now} in epoch {epoch + 1}; it must "
-                    "stay the same: let its set_epoch, or what else changes it, form as many items in each epoch"
+                    f"the length of {kind_of(self.dataset)} changed from {size} to {now} in epoch {epoch + 1}; it "
+                    "must not: set_epoch, or whatever changes it, must form the same number of items in every epoch"
                 )
             given = self._function(size, self.seed, epoch, self.dataset)  # such as `shuffle`, below
         try:
@@ -184,8 +184,8 @@ class EpochPlan:
             window = order[start : start + per_step]
             samples = len(window)
             share = window[self.rank :: self.world_size].tolist()
-            # Rank 0 has the most micro-batches. The others run as many, if need be with borrowed samples of weight 0:
-            # all ranks must take part in gradient synchronization and in gathering sharded weights.
+            # Rank 0 has the most micro-batches. The others run the same number, if necessary with borrowed samples of
+            # weight 0: all ranks must take part in gradient synchronization and in gathering sharded weights.
             count = -(-samples // (self.world_size * batch_size))
             if self.in_blocks:
                 block = batch_size * self.accumulate

@@ -26,7 +26,7 @@ def own_buffers(model: nn.Module) -> set[str]:
     Raises:
         UserError: a name or pattern, relative to its module, matches no buffer.
     """
-    own: set[str] = set()
+    own = set()
     for above, module in model.named_modules():
         patterns = getattr(module, "own_buffers", ())
         if patterns:

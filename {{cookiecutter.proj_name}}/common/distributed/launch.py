@@ -131,7 +131,7 @@ def _from_slurm(environment: Environment) -> Rank | None:
     """Return a task of `srun`. A batch job's shell has most of these variables too, but no numeric step id."""
     if not environment.get("SLURM_STEP_ID", "").isdigit() or "SLURM_PROCID" not in environment:
         return None
-    tasks: list[str] = []  # on each node; "2(x3),1": two on each of three nodes, then one
+    tasks = []  # on each node; "2(x3),1": two on each of three nodes, then one
     for count, nodes in re.findall(r"(\d+)(?:\(x(\d+)\))?", environment.get("SLURM_STEP_TASKS_PER_NODE", "")):
         tasks += [count] * int(nodes or 1)
     [node] = _numbers(environment, "slurm", ["SLURM_NODEID"])
@@ -204,8 +204,8 @@ def _numbers(
     names: Sequence[str],
 ) -> list[int]:
     """Read variables that `launcher` sets. Raises `UserError`, with all that are not integers."""
-    numbers: list[int] = []
-    wrong: list[str] = []
+    numbers = []
+    wrong = []
     for name in names:
         text = environment.get(name, "")
         if text.lstrip("-").isdigit():

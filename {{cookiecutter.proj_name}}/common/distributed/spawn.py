@@ -62,7 +62,7 @@ def spawn(
     }
     command = [sys.executable, *subprocess._args_from_interpreter_flags(), *argv]  # type: ignore[attr-defined]
     children: list[subprocess.Popen[bytes]] = []
-    arrived: list[int] = []  # signals not yet forwarded to the processes
+    arrived = []  # signals not yet forwarded to the processes
     before = {}
     for number in STOP_SIGNALS:
         if signal.getsignal(number) != signal.SIG_IGN:  # nohup ignores SIGHUP, and the processes should too

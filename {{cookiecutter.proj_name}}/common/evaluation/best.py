@@ -134,7 +134,7 @@ def find_mode(
     """
     name = config.metric
     mode = config.mode
-    measured: dict[str, str] = {}
+    measured = {}
     for label in sets:
         for value in (*losses, *metrics):
             measured[f"{label}.{value}".removeprefix(".")] = value

@@ -137,7 +137,7 @@ class LossFactory(nn.Module):
     def forward(self, output: Any, batch: Any) -> Losses:
         """`loss` and its parts; nothing if no loss is configured."""
         losses: Losses = {}
-        weighted: list[Tensor] = []
+        weighted = []
         for term in self.terms:
             weight = self._weights[term.name]
             if term.inputs is None:
@@ -195,7 +195,7 @@ class LossSums:
                 values = terms[name]
                 if count:  # the mean over nothing is NaN
                     values.append(mean * count)
-        means: dict[str, float] = {}
+        means = {}
         for name, values in terms.items():
             # Rounded once, so the order of the terms has no effect; `fsum` raises an error for infinities of two signs.
             added = sum(values)

@@ -115,7 +115,7 @@ def describe(error: BaseException, rank: Rank) -> Failure:
         return Failure(rank.rank, rank.world_size, EXIT_INTERRUPTED, "interrupted; exited immediately without saving")
     trace = "".join(traceback.format_exception(error)).rstrip()
     hint = ""
-    during: list[str] = []
+    during = []
     for note in map(str, getattr(error, "__notes__", ())):
         trace = trace.replace(f"\n{note}", "")  # it is in the summary
         if not note.startswith(HINT):

@@ -22,7 +22,7 @@ _NOTHING = nullcontext()
 def check_tensor_names(task: nn.Module) -> None:
     """Raise `UserError` if a part of the model and another part of the task have the same name."""
     parameters = task.named_parameters(remove_duplicate=False)
-    names: set[str] = set()
+    names = set()
     for name, _ in chain(parameters, task.named_buffers(remove_duplicate=False)):
         if name in names:
             raise UserError(f"{type(task).__name__} and its model both have a tensor called {name}; rename one of them")

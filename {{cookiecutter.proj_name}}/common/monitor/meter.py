@@ -88,7 +88,7 @@ class Meter:
     def read(self) -> Reading:
         """Read the losses up to the last step. Waits for the device."""
         self._collect()
-        raw: dict[str, float] = {}
+        raw = {}
         smooth = {}
         window: _Sums = {}
         for (step, name), (total, count) in self._recent.items():

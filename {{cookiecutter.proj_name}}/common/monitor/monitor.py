@@ -59,12 +59,12 @@ class Monitor:
 
     Attributes:
         after_step: functions to call after each optimizer step; add your own.
-        after_log: functions to call at each log line, with the position and the times since the last one; what they
-            return, further numbers or None, is shown.
+        after_log: functions to call at each log line, with the position and the times since the last one. What they
+            return, numbers or None, is shown and recorded with the speeds.
         start: optimizer steps done when training began; None before.
         step: optimizer steps done now.
         unit: what the task counts.
-        texts: with which the writers begin, by tag; add your own before training.
+        texts: written first by each writer, by tag; add your own before training.
     """
 
     def __init__(

@@ -45,7 +45,7 @@ class SplitResult:
     @property
     def values(self) -> dict[str, float]:
         """All values: `loss`, or `name.loss` of a set with a name."""
-        values: dict[str, float] = {}
+        values = {}
         for name, measured in self.sets.items():
             for key, value in measured.values.items():
                 values[f"{name}.{key}".removeprefix(".")] = value

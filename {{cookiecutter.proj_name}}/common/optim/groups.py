@@ -204,7 +204,7 @@ def learning_rates(optimizer: Optimizer) -> dict[str, float]:
 
     Parts with and without weight decay share one.
     """
-    rates: dict[str, float] = {}
+    rates = {}
     for group in optimizer.param_groups:
         name = str(group.get("name", "all"))
         rates[name.removesuffix(_NO_DECAY)] = float(group["lr"])

@@ -140,7 +140,7 @@ def check_saved(
     groups: Iterable[Mapping[str, Any]],
 ) -> None:
     """Raise `UserError` unless the saved state has just the trained parameters, which are in `groups`."""
-    trained: set[str] = set()
+    trained = set()
     for group in groups:
         trained.update(group["param_names"])
     other = sorted(trained.symmetric_difference(saved))

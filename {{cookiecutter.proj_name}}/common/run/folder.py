@@ -28,6 +28,7 @@ class OpenRun:
         id: name and first start of the run; the same in every attempt.
         record: this attempt's entry of `run.json`.
         before: the texts of `run.json` and `status.json` before this attempt.
+        moved: where the earlier run of this name is now; None if there was none.
     """
 
     folder: RunPaths
@@ -36,12 +37,15 @@ class OpenRun:
     id: str
     record: dict[str, Any] = field(repr=False)
     before: Mapping[Path, str] = field(repr=False)
+    moved: Path | None
 
     def forget(self, refused: bool) -> None:
-        """Remove the record of this attempt, a resume that trained no step: the next one reads the previous config.
+        """Undo this attempt, which trained no step. An earlier run gets its name back, and the failed one another.
+
+        The record of a resume is removed, so the next one reads the previous config.
 
         Args:
-            refused: also restore the old status; after a crash, the new one stays.
+            refused: also restore the old status of a resume; after a crash, the new one stays.
         """
         if self.before:
             (self.folder.root / self.record["config"]).unlink(missing_ok=True)
@@ -49,6 +53,13 @@ class OpenRun:
             if refused or file == self.folder.record_file:
                 write_text(file, text)
                 os.utime(file, (0, 0))  # dated 1970: tools/slurm and tools/sweep take it for old
+        root = self.folder.root
+        if self.moved is not None:
+            failed = unused_path(root.with_name(f"{root.name}_failed"))
+            root.rename(failed)
+            self.lock.path = failed / self.lock.path.name
+            self.moved.rename(root)
+            logger.info("{} is the earlier run again; the failed one is now {}", root, failed)
 
     def close(self) -> None:
         """Unlock the folder. Safe to call twice."""
@@ -75,10 +86,11 @@ def open_run(
         UserError: the folder cannot be written, or is in use by another process.
     """
     lock = None
+    moved = None
     try:
         folder.root.parent.mkdir(exist_ok=True)
         if not resume:
-            _move_away(folder)
+            moved = _move_away(folder)
         folder.root.mkdir(exist_ok=True)
         lock = FolderLock.take(folder.lock_file)
         before = {}
@@ -87,7 +99,7 @@ def open_run(
                 before[file] = file.read_text()
         _write_record(folder, attempt, values, patch)
         run_id = f"{folder.name}_{_first_start(folder)}"
-        return OpenRun(folder, lock, attempt["attempt"], run_id, attempt, before)
+        return OpenRun(folder, lock, attempt["attempt"], run_id, attempt, before, moved)
     except OSError as error:
         if lock is not None:
             lock.release()
@@ -114,16 +126,17 @@ def refuse_weights_in_moved_run(path: str | None, folder: RunPaths) -> None:
         )
 
 
-def _move_away(folder: RunPaths) -> None:
-    """Rename the folder of an earlier run, if there is one, to `<name>_<its start>`."""
+def _move_away(folder: RunPaths) -> Path | None:
+    """Rename the folder of an earlier run to `<name>_<its start>`, and return that; None if there is no run."""
     if not folder.holds_run():
-        return
+        return None
     target = unused_path(folder.root.with_name(f"{folder.name}_{_first_start(folder)}"))
     lock = FolderLock.take(folder.lock_file)  # so another process cannot start writing there meanwhile
     folder.root.rename(target)
     lock.path = target / lock.path.name
     lock.release()
     logger.info("moved an earlier run {} to {}", folder.name, target)
+    return target
 
 
 def _first_start(folder: RunPaths) -> str:

@@ -126,7 +126,7 @@ def _wrong_labels(frames: Sequence[FrameType]) -> str:
         return ""
     if loader is not None:
         done = _local(frames, "seen").batches
-        numbers: list[int] = []
+        numbers = []
         for _, indices in loader.keys[max(done - 1, 0) : done + 1]:
             numbers += indices
         dataset = loader.dataset

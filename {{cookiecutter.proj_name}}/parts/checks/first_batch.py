@@ -63,16 +63,28 @@ class FirstBatch:
     def _divide(self, loader: EvaluationLoader) -> None:
         """Warn if the loss of some samples is not the mean of the losses of pairs of them, weighted by `count`.
 
-        The samples are spread over the set, since the first ones may be of one class.
+        Also if the forward pass changes parameters. The samples are spread over the set, since the first ones may be of
+        one class.
         """
         size = min(_SAMPLES, loader.batch_size, loader.size)
         chosen = list(range(0, loader.size, loader.size // size))[:size]
         task = self.task
+        loaded = loader.read_once(chosen)
+        before = {name: (weight.data_ptr(), weight._version) for name, weight in task.named_parameters()}
+        batch, output, measured = self.trainer.evaluator.measure(loaded)
+        changed = []
+        for name, weight in task.named_parameters():
+            if before[name] != (weight.data_ptr(), weight._version):  # replaced, or changed in place
+                changed.append(name)
+        if changed:
+            logger.warning(
+                "the forward pass changes {} in evaluation too, so training depends on how often it is evaluated and "
+                "resumed: change them in the task's after_step, or only if self.training",
+                join_names(changed, 3),
+            )
         looked_at = [task, *(term.function for term in task.loss.terms)]
         if size < 6 or any(getattr(part, "compares_samples", False) for part in looked_at):
             return
-        loaded = loader.read_once(chosen)
-        batch, output, measured = self.trainer.evaluator.measure(loaded)
         found: list[Tensor] = []
         map_tensors((batch, output), found.append)
         if any(tensor.ndim and len(tensor) != size for tensor in found):

@@ -37,10 +37,9 @@ def log_gradients(model: nn.Module, *, every: bool) -> None:
     largest = -1.0
     where = "nothing"
     for name, parameter in model.named_parameters():
-        if parameter.grad is None or local(parameter).numel() == 0:
-            rows.append(f"  {name}: no gradient here")
-            continue
-        gradient = local(parameter.grad)
+        gradient = torch.empty(0)
+        if parameter.grad is not None:
+            gradient = local(parameter.grad)
         if gradient.is_sparse:  # of an embedding: the rows that were used
             gradient = gradient.coalesce().values()
         if gradient.numel() == 0:

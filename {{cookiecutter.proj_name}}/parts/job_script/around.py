@@ -78,10 +78,11 @@ def job_script(run: Path, project: Path, attempt: dict[str, Any], gpus: bool = F
     for name, value in attempt["environment"].items():
         if re.fullmatch(r"[\w.,:+-]+", value):
             lines.append(f'export {name}="${{{name}:={value}}}"\n')
-    if git["commit"] and not is_copy(project):  # a copy is exactly what ran
-        lines.append(_GIT_CHECK.format(commit=git["commit"]))
-    if git["dirty"] and not is_copy(project):
-        lines.append(_DIRTY)
+    if not is_copy(project):  # which is exactly what ran
+        if git["commit"]:
+            lines.append(_GIT_CHECK.format(commit=git["commit"]))
+        if git["dirty"]:
+            lines.append(_DIRTY)
     if hosts > 1 and attempt["launcher"] != "slurm":
         lines.append(_ON_EACH_HOST.format(hosts=hosts))
     where = shlex.quote(str(project))

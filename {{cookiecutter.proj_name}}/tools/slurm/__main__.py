@@ -55,7 +55,7 @@ def main(argv: list[str]) -> int:
     jobs = folder.root.parent / ".jobs" / folder.name
     gpu_ids = resolved[0].config.gpu_ids
     gpus = gpus_per_node(gpu_ids, options.gpus, typed=option_value(words, "--gpu_ids") is not None)
-    names: dict[str, str] = {}
+    names = {}
     if options.names:
         names = json.loads(options.names.read_text())
     values = {}
