@@ -85,7 +85,7 @@ class Evaluator:
         Raises:
             EvaluationInterrupted: a process received a stop signal.
         """
-        results: dict[str, SetResult] = {}
+        results = {}
         for loader in loaders:
             seen = _Pass(self.task, self.rank, self.gallery, loader.split)
             # Before the first batch: a process that waits in a collective cannot take part in a forward pass.
@@ -138,11 +138,10 @@ class Evaluator:
                         seen.selection.finish()
                     if self.rank.is_main:
                         try:
-                            measured = [*losses, *seen.metrics.compute()]
                             of_set = f"{loader.name}.".removeprefix(".")  # "" for a single set
-                            name = best.removeprefix(of_set)
-                            if best and best.startswith(of_set) and name not in measured:
-                                raise UserError(_NOT_MEASURED.format(name, ", ".join(measured)))
+                            measured = [of_set + name for name in (*losses, *seen.metrics.compute())]
+                            if best and best.startswith(of_set) and best not in measured:
+                                raise UserError(_NOT_MEASURED.format(best, ", ".join(measured)))
                         except (UserError, NotImplementedError):
                             raise
                         except (ValueError, ArithmeticError, RuntimeError) as error:  # it may lie in so few samples

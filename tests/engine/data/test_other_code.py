@@ -146,3 +146,15 @@ def test_a_name_that_a_module_lacks() -> None:
         import_path("torch.nn.Liner")
     with pytest.raises(UserError, match=r"no attribute 'Network'; it has: JSONDecodeError, "):
         import_path("json.Network")
+
+
+def stored(graphs: list[Any]) -> Any:
+    """As `InMemoryDataset.collate` of torch_geometric, which makes the form in which graphs are stored."""
+
+
+def test_a_collate_that_makes_no_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    dataset: Any = Digits(Path(), "train")
+    dataset.collate = stored
+    assert find_collate(dataset, None) is stored
+    monkeypatch.setattr(stored, "__module__", "torch_geometric.data.in_memory_dataset")
+    assert find_collate(dataset, None) is default_collate

@@ -116,3 +116,12 @@ def test_each_evaluation_has_a_folder(runs: Runs) -> None:
     folder = runs.train("--progress.epoch_eval", "3step", "--progress.epoch", "2")
     found = [json.loads(file.read_text())["step"] for file in folder.glob("eval/*/metrics.json")]
     assert sorted(found) == [3, 6, 9, 10]
+
+
+def test_a_metric_with_parts_of_a_named_set(error_of: ErrorOf) -> None:
+    """The names that are right are shown as the config has them."""
+    words = ["--dataset.val", "{$REPLACE: true, hard: {type: DigitsDataset}}", *COSTS]
+    said = error_of(*words, "--best.metric", "mine.time")
+    assert "a part of a metric is METRIC.PART; there is: hard.loss, " in said
+    said = error_of(*words, "--best.metric", "hard.mine")
+    assert "hard.mine was not measured on this batch; available: hard.loss, " in said and "hard.mine.time" in said

@@ -319,3 +319,12 @@ def test_evaluate_never_builds_the_training_data(runs: Runs, evaluated: Callable
     assert evaluated(path, *never, "--split", "val")["values"] == metrics(folder, "val")[-1]["values"]
     with pytest.raises(AssertionError, match="the training data were built"):
         evaluated(path, *never, "--split", "train")
+
+
+def test_an_evaluation_keeps_no_graph() -> None:
+    """A task may need gradients in evaluation (forces): the memory of its batches is free again after each."""
+    sums = LossSums()
+    sums.add({"loss": torch.ones((), requires_grad=True) * 2}, 3, 3)
+    [kept] = sums._losses
+    assert not kept["loss"].requires_grad
+    assert sums.means(Rank()) == ({"loss": 2.0}, 3)

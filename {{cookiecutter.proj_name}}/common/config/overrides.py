@@ -25,7 +25,7 @@ class Option(NamedTuple):
 def read_options(words: Sequence[str]) -> tuple[dict[str, Option], list[Problem]]:
     """Split a command line into options by name. A word that starts with a dash is a value only when it is a number."""
     options: dict[str, Option] = {}
-    problems: list[Problem] = []
+    problems = []
     rest = list(words)
     while rest:
         word = rest.pop(0)

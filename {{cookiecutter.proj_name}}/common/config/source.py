@@ -110,7 +110,7 @@ class _Loader(yaml.SafeLoader):
             origins.setdefault(key.value, []).append(self._origin(key))
         self.flatten_mapping(node)  # `<<: *name`: the entries merged in come first, so the mapping's own win
         size = self._checked(len(node.value), node)
-        entries: dict[str, Node] = {}
+        entries = {}
         for key, item in node.value:
             value = self.construct_object(item, deep=True)
             problem = value.problem

@@ -136,7 +136,8 @@ def find_collate(
         if training or not only_training:
             return COLLATE_REGISTRY.build(spec, dataset=dataset)
     own = getattr(dataset, "collate", None) or getattr(dataset, "collate_fn", None)
-    if own is None:
+    # `InMemoryDataset.collate` of torch_geometric makes no batch, but the form in which it stores all graphs.
+    if own is None or getattr(own, "__module__", "").startswith("torch_geometric."):
         return default_collate
     return own
 

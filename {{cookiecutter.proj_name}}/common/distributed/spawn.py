@@ -61,7 +61,7 @@ def spawn(
         "MASTER_PORT": str(store.port),
     }
     command = [sys.executable, *subprocess._args_from_interpreter_flags(), *argv]  # type: ignore[attr-defined]
-    children: list[subprocess.Popen[bytes]] = []
+    children = []
     arrived = []  # signals not yet forwarded to the processes
     before = {}
     for number in STOP_SIGNALS:

@@ -141,7 +141,7 @@ def find_mode(
     named = [value for value in measured if f"{name}.".startswith(f"{value}.")]  # a metric may have parts, name.part
     if not named:
         rule = "is neither a loss with a weight other than 0 nor a metric of this config"
-        hint = suggestion(name, list(measured), "there is")
+        hint = suggestion(name, list(measured), "a part of a metric is METRIC.PART; there is")
         raise ConfigError([Problem("best.metric", name, rule, hint)])
     value = measured[max(named, key=len)]
     higher: bool | None = False  # of a loss, lower values are better

@@ -11,6 +11,7 @@ from pydantic import AfterValidator
 from torch import Tensor, nn
 
 from common.base.errors import UserError
+from common.base.nested import map_tensors
 from common.config import Problem
 from common.config.arguments import check_arguments
 from common.config.registry import LOSS_REGISTRY, Registry
@@ -180,7 +181,7 @@ class LossSums:
     def add(self, losses: Losses, samples: int, count: int) -> None:
         """Keep the losses of a batch of `samples`, which are means over `count` items."""
         self._counts.append((samples, count))
-        self._losses.append(losses)
+        self._losses.append(map_tensors(losses, Tensor.detach))  # not the graph of every batch
 
     def means(self, rank: Rank) -> tuple[dict[str, float], int]:
         """`loss` (the weighted sum) and each part, over the items of all processes; and the number of samples."""

@@ -76,9 +76,10 @@ class Meter:
         held = {name: value.detach() for name, value in losses.items()}
         self._pending.append((at, held, count))
 
-    def discard(self, at: Position) -> None:
-        """Forget the losses of the latest step, which was skipped; it began `at`."""
-        self._pending = [entry for entry in self._pending if entry[0] != at]
+    def discard(self, at: Position, keep: int = 0) -> None:
+        """Forget the losses of the latest step, which began `at`, but for those of its first `keep` micro-batches."""
+        others = [entry for entry in self._pending if entry[0] != at]
+        self._pending = self._pending[: len(others) + keep]
 
     def first_bad_step(self) -> int | None:
         """Return the first step with a loss that is not a finite number, on any process; None when there was none."""

@@ -69,6 +69,8 @@ class DinoTask(Task):
         momentum = 1 - (1 - self.momentum) * (1 + math.cos(math.pi * progress)) / 2
         for old, new in zip(self.teacher.parameters(), self.model.parameters(), strict=True):
             old.lerp_(new, 1 - momentum)
+        for kept, now in zip(self.teacher.buffers(), self.model.buffers(), strict=True):
+            kept.copy_(now)  # statistics of batch norms, if the model has any
 
     def output(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
         """Returns `embedding` (B, features), of length 1, of the unchanged images."""

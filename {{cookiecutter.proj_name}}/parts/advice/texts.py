@@ -43,7 +43,8 @@ ADVICE = {
     r"index out of range in self": "an index in the batch is too large for an embedding: raise its num_embeddings",
     r"does not require grad": (
         "the result of {forward} or of the loss is detached from the weights by .detach(), .item(), .data, .numpy(), "
-        "torch.no_grad(), argmax, rounding, or torch.tensor(...) of a tensor"
+        "torch.no_grad(), argmax, rounding, or torch.tensor(...) of a tensor; evaluation runs without gradients: those "
+        "that {output} or a loss needs there (forces, derivatives) are computed in `with torch.enable_grad():`"
     ),
     r"inplace operation": (
         "a value needed for the gradient was changed in place (x += y, x[i] = y, relu_): make a new one, as in "

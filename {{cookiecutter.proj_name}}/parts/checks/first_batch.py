@@ -82,9 +82,9 @@ class FirstBatch:
                 "resumed: change them in the task's after_step, or only if self.training",
                 join_names(changed, 3),
             )
-        looked_at = [task, *(term.function for term in task.loss.terms)]
-        if size < 6 or any(getattr(part, "compares_samples", False) for part in looked_at):
-            return
+        for part in (task, *(term.function for term in task.loss.terms)):
+            if size < 6 or getattr(part, "compares_samples", False):
+                return
         found: list[Tensor] = []
         map_tensors((batch, output), found.append)
         if any(tensor.ndim and len(tensor) != size for tensor in found):

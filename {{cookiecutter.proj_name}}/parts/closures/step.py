@@ -53,6 +53,7 @@ class ClosureStep(OptimizerStep):
         self.stay_together(again=True)
         self.losses_here.clear()
         super().gradients(update, step, weights, at)
+        self.meter.discard(at, keep=len(step.batches))  # the log shows the loss that the step began with
         total = torch.zeros(())
         for loss, (weight, _) in zip(self.losses_here, weights, strict=True):
             total = total.to(loss) + loss * weight

@@ -48,19 +48,13 @@ fi
 @contextmanager
 def around(run: RunContext, trainer: Trainer) -> Iterator[None]:
     """Write `job.sh` to the folder of a run before it trains. A resume keeps the first one."""
-    write_job_script(run)
+    if run.folder is not None and not run.paths.job_file.exists():
+        gpus = run.config.gpu_ids not in (-1, [-1])
+        script = job_script(run.paths.root, PROJECT, run.folder.record, gpus, run.config.dist.launcher)
+        with warn_on_oserror("job.sh"):
+            write_text(run.paths.job_file, script)
+            run.paths.job_file.chmod(run.paths.job_file.stat().st_mode | 0o111)
     yield
-
-
-def write_job_script(run: RunContext) -> None:
-    """Write `job.sh` to the folder of a run, unless it has one."""
-    if run.folder is None or run.paths.job_file.exists():
-        return
-    gpus = run.config.gpu_ids not in (-1, [-1])
-    script = job_script(run.paths.root, PROJECT, run.folder.record, gpus, run.config.dist.launcher)
-    with warn_on_oserror("job.sh"):
-        write_text(run.paths.job_file, script)
-        run.paths.job_file.chmod(run.paths.job_file.stat().st_mode | 0o111)
 
 
 def job_script(run: Path, project: Path, attempt: dict[str, Any], gpus: bool = False, launcher: str = "auto") -> str:
