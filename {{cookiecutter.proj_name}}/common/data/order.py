@@ -64,8 +64,8 @@ class EpochOrder:
             now = len(self.dataset)
             if now != size:
                 raise UserError(
-                    f"the length of {kind_of(self.dataset)} changed from {size} to {now} in epoch {epoch + 1}; it "
-                    "must not: set_epoch, or whatever changes it, must form the same number of items in every epoch"
+                    f"the length of {kind_of(self.dataset)} changed from {size} to {now} in epoch {epoch + 1}; it must "
+                    "stay the same: let set_epoch, or whatever changes it, form the same number of items in each epoch"
                 )
             given = self._function(size, self.seed, epoch, self.dataset)  # such as `shuffle`, below
         try:
