@@ -241,7 +241,6 @@ FULL = [
 ]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("accumulate", ["1", "2"])
 def test_the_logged_loss_of_a_step_with_a_closure(runs: Runs, accumulate: str) -> None:
     """It is that of the weights with which the step began, as for every optimizer; not of those that a search tried."""
@@ -253,6 +252,7 @@ def test_the_logged_loss_of_a_step_with_a_closure(runs: Runs, accumulate: str) -
     assert losses[0] == losses[1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("world", "optimizer", "accumulate"),
     [
