@@ -244,9 +244,9 @@ FULL = [
 @pytest.mark.parametrize("accumulate", ["1", "2"])
 def test_the_logged_loss_of_a_step_with_a_closure(runs: Runs, accumulate: str) -> None:
     """It is that of the weights with which the step began, as for every optimizer; not of those that a search tried."""
-    words = ["--progress.max_steps", "1", "--progress.log_every", "1", "--optim.accumulate", accumulate]
+    words = [*FULL, "1", "--progress.max_steps", "1", "--progress.log_every", "1", "--optim.accumulate", accumulate]
     losses = []
-    for optimizer in ([*LBFGS, "{line_search_fn: strong_wolfe}"], ["--optim.optim_type", "SGD"]):
+    for optimizer in ([*LBFGS, "{line_search_fn: strong_wolfe, max_iter: 4}"], ["--optim.optim_type", "SGD"]):
         [row] = metrics(runs.train(*words, *optimizer, "--optim.weight_decay", "0", name=optimizer[1]), "train")
         losses.append(row["values"]["loss"])
     assert losses[0] == losses[1]
