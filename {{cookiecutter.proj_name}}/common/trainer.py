@@ -43,8 +43,8 @@ class Trainer:
 
     # Seats: what parts/NAME may replace; without that folder, an object of the type named here.
     # To delete a part: rm -r parts/NAME tests/parts/NAME docs/parts/NAME.md.
-    stage: WholeRun  # the settings in force: common/stage.py; parts/stages
-    average: Average  # the weights that are evaluated: common/optim/average.py; a moving average in parts/
+    stage: WholeRun  # the settings in force: common/stage.py
+    average: Average  # the weights that are evaluated: common/optim/average.py
 
     # What is trained, how, and on what. A new stage replaces those from `parameters` on.
     task: Task

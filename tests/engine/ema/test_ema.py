@@ -161,3 +161,9 @@ def test_weights_are_written_as_averages(runs: Runs, tmp_path: Path) -> None:
     written = torch.load(tmp_path / "w.pt", weights_only=True)
     assert same(written, averaged_state_dict(state["model"], state))
     assert not torch.equal(written["head.2.weight"], state["model"]["head.2.weight"])
+
+
+def test_the_exchange_of_weights_is_no_change_of_the_model(runs: Runs) -> None:
+    """An evaluation exchanges them for their averages; what a forward pass changes is looked for within that."""
+    log = (runs.train("--optim.ema.decay", "0.9", "--progress.max_steps", "2") / "train.log").read_text()
+    assert "the forward pass changes" not in log

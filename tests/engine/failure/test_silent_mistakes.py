@@ -137,7 +137,7 @@ def test_what_the_log_says(runs: Runs, words: list[str], parts: list[str]) -> No
     [
         mine("none", "train", "val", "eval"),
         [*mine("none", "train"), *SEQUENTIAL],
-        [*momentum("in training"), "--optim.ema.decay", "0.9"],
+        momentum("in training"),
         weighted("mean: samples"),
         weighted("mean: noise"),
         [*mine("none", "train", "val", "eval"), *weighted("mean: names")],
